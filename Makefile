@@ -1,0 +1,64 @@
+# Everything runs in .venv, which is made when it is first needed.
+SHELL := bash
+PYTHON ?= python3
+EXPERIMENT ?= mnist_hyperband
+ARGS ?=
+
+BIN := .venv/bin
+STAMP := .venv/.stamp
+BENCHMARKS := step_time sweep_time
+
+.PHONY: help install sweep test check bench experiments clean
+.DEFAULT_GOAL := help
+
+help:  ## Show this help
+	@echo 'Usage: make TARGET [EXPERIMENT=name] [ARGS="..."] [PYTHON=python3.12]'
+	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  \1 \2/p' $(MAKEFILE_LIST) \
+	  | while read -r target text; do printf '  %-12s %s\n' "$$target" "$$text"; done
+
+install: $(STAMP)  ## Make .venv with jaxpack and all that its development needs
+
+sweep: $(STAMP)  ## Run one sweep: EXPERIMENT (default mnist_hyperband) with ARGS
+	$(BIN)/python -m experiments.$(EXPERIMENT) $(ARGS)
+
+test: $(STAMP)  ## Run the tests, with ARGS for pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+check: $(STAMP)  ## Check format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyrefly check
+
+bench: $(STAMP)  ## Run the benchmarks there are in experiments/
+	@ran=no; for name in $(BENCHMARKS); do \
+	  if [ -e experiments/$$name.py ]; then \
+	    ran=yes; echo "== $$name"; $(BIN)/python -m experiments.$$name $(ARGS) || exit; \
+	  fi; \
+	done; \
+	if [ $$ran = no ]; then echo "No benchmark is in experiments/ yet."; fi
+
+experiments: $(STAMP)  ## Run the experiments at a small size
+	$(BIN)/python -m experiments.digits_hyperband --max-resource 9 $(ARGS)
+
+clean:  ## Remove .venv, caches and build products, but no results in runs/
+	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is written last, so that an installation that broke off is done again.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "jaxpack needs Python 3.11 or newer, but $(PYTHON) is $$($(PYTHON) --version 2>&1);" \
+	    "name another with: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@extras=dev; \
+	if nvidia-smi -L || [ -e /dev/nvidia0 ] || [ -e /proc/driver/nvidia ]; then \
+	  extras=dev,cuda12; \
+	fi >/dev/null 2>&1; \
+	set -ex; \
+	if uv --version >/dev/null 2>&1; then \
+	  uv venv --quiet --allow-existing --python "$$(command -v $(PYTHON))" .venv; \
+	  uv pip install --python $(BIN)/python -c constraints.txt -e ".[$$extras]"; \
+	else \
+	  $(PYTHON) -m venv .venv; \
+	  $(BIN)/python -m pip install -c constraints.txt -e ".[$$extras]"; \
+	fi
+	@touch $@

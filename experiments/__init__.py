@@ -1,0 +1,1 @@
+"""Experiments: one module a result, run with `python -m experiments.NAME`."""
