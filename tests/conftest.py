@@ -1,0 +1,42 @@
+"""Settings and small datasets that all tests share."""
+
+from __future__ import annotations
+
+import os
+
+# Several test processes share one GPU, where there is one.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import jax
+import numpy as np
+import pytest
+
+from jaxpack.data import Dataset
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def _blobs(num_examples: int, shape: tuple[int, ...], seed: int):
+    """Returns noisy examples of four class centres that any model can tell apart."""
+    centers = np.random.default_rng(0).normal(size=(4, *shape))
+    y = np.arange(num_examples, dtype=np.int32) % 4
+    noise = np.random.default_rng(seed).normal(size=(num_examples, *shape))
+    return (centers[y] + 0.5 * noise).astype(np.float32), y
+
+
+@pytest.fixture(scope="session")
+def tiny_dataset() -> Dataset:
+    """50 train and 23 validation examples, x `[n, 8]` float32, 4 classes."""
+    return Dataset.from_arrays(
+        train=_blobs(50, (8,), 1), validation=_blobs(23, (8,), 2), name="tiny"
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_images() -> Dataset:
+    """50 train and 23 validation examples, x `[n, 8, 8, 1]` float32, 4 classes."""
+    return Dataset.from_arrays(
+        train=_blobs(50, (8, 8, 1), 1),
+        validation=_blobs(23, (8, 8, 1), 2),
+        name="tiny_images",
+    )
