@@ -1,0 +1,37 @@
+"""jaxpack: trains many networks in one XLA program, under Hyperband."""
+
+from jaxpack import data, metrics, models, optimizers, schedules
+from jaxpack.explain import explain
+from jaxpack.nn import switch
+from jaxpack.schedulers import Hyperband, RandomSearch, SuccessiveHalving, promote
+from jaxpack.space import Space, choice, integer, log_uniform, uniform
+from jaxpack.sweep import SweepResult, sweep
+from jaxpack.task import Task
+from jaxpack.train import train
+from jaxpack.types import HParams, TrialResult
+
+__all__ = [
+    "HParams",
+    "Hyperband",
+    "RandomSearch",
+    "Space",
+    "SuccessiveHalving",
+    "SweepResult",
+    "Task",
+    "TrialResult",
+    "choice",
+    "data",
+    "explain",
+    "integer",
+    "log_uniform",
+    "metrics",
+    "models",
+    "optimizers",
+    "promote",
+    "schedules",
+    "sweep",
+    "switch",
+    "train",
+    "uniform",
+]
+__version__ = "0.1.0"

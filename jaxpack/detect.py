@@ -1,0 +1,533 @@
+"""Which hparams may differ between the lanes of one program, found by tracing.
+
+Every hparam is first given as a traced value. Where the user's functions cannot take
+one so (a layer's width, a string compared, a Python branch), it is static: a program
+holds for one value of it. What is traced must then compute the same as what Python
+values give: the two traces are compared equation by equation, and only where they
+differ is one real step run both ways.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import linecache
+import os
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxpack import jaxprs, step, trees
+from jaxpack.step import LaneHParam, Program
+from jaxpack.task import Functions, Task, check_batch_size
+from jaxpack.types import HParams, PyTree
+
+TOLERANCE = 1e-5
+_CHEAP: dict[str, bool | str] = {"xla_backend_optimization_level": "0"}
+_LIBRARIES = tuple(
+    os.path.dirname(os.path.abspath(module.__file__)) + os.sep
+    for module in (jax, np, flax, optax)
+)
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+class Kind(NamedTuple):
+    """How an hparam could enter a program, by the values it may take.
+
+    Attributes:
+      dtype: "float32", "int32" or "bool"; None if its values must be static.
+      options: The strings it chooses between.
+      continuous: Whether it is drawn from an interval, so that no two trials agree.
+      static: What the user declared; None if nothing.
+      why: Why its values must be static, where `dtype` is None.
+    """
+
+    dtype: str | None
+    options: tuple[str, ...] | None = None
+    continuous: bool = False
+    static: bool | None = None
+    why: str = ""
+
+
+class Finding(NamedTuple):
+    """What was found out about one hparam.
+
+    Attributes:
+      name: Its name.
+      per_lane: Whether it may differ between lanes of one program.
+      reason: Why, in a few words.
+      line: Where the user's code reads it, `file:line: code`; "" if nowhere.
+    """
+
+    name: str
+    per_lane: bool
+    reason: str
+    line: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Detection:
+    """The program that a trial belongs to, and how its hparams enter it.
+
+    Attributes:
+      program: The program.
+      findings: One for each hparam.
+      key: The hparams that fix the program, with the trial's values.
+      state: Shapes and dtypes of one lane's state.
+    """
+
+    program: Program
+    findings: tuple[Finding, ...]
+    key: tuple[tuple[str, Any], ...]
+    state: PyTree
+
+    def covers(self, hparams: Mapping[str, Any]) -> bool:
+        """Whether a trial with these hparams has this program."""
+        return all(hparams[name] == value for name, value in self.key)
+
+
+def kind_of(values: Sequence[Any], static: bool | None = None) -> Kind:
+    """The kind of an hparam that takes these values.
+
+    Examples:
+      >>> kind_of([1, 2.5]).dtype, kind_of([3]).dtype, kind_of([True, False]).dtype
+      ('float32', 'int32', 'bool')
+      >>> kind_of(["relu", "tanh"]).options
+      ('relu', 'tanh')
+    """
+    types = {type(value) for value in values}
+    if static:
+        return Kind(None, static=True, why="declared static")
+    if types == {bool}:
+        return Kind("bool", static=static)
+    if types == {int}:
+        if max(map(abs, values)) >= 2**31:
+            return Kind(None, static=static, why="too large for int32")
+        return Kind("int32", static=static)
+    if types <= {int, float}:
+        return Kind("float32", static=static)
+    if types == {str}:
+        options = tuple(dict.fromkeys(values))
+        if len(options) > 1:
+            return Kind("int32", options, static=static)
+        return Kind(None, static=static, why="one string for all trials")
+    return Kind(None, static=static, why="values of unlike types")
+
+
+def detect(
+    task: Task,
+    hparams: HParams,
+    kinds: Mapping[str, Kind],
+    total_steps: int,
+    like: Detection | None = None,
+) -> Detection:
+    """Finds the program of one trial.
+
+    Args:
+      task: The task.
+      hparams: The trial's hparams.
+      kinds: The kind of each hparam.
+      total_steps: The schedule's horizon in steps.
+      like: What was found for another trial of the task: a first guess.
+
+    Returns:
+      Its program, which other trials with the same `key` share.
+
+    Raises:
+      ValueError: If a continuous hparam has to be static without being declared so,
+        or one declared `static=False` has to be.
+      Exception: Whatever the task's own functions raise with Python values.
+    """
+    probe = _Probe(task, hparams, total_steps)
+    python = probe.trace(())  # The user's own errors come from here, as they are.
+    reads = probe.reads
+    found = _Found()
+    candidates = _candidates(kinds, reads, found)
+    traced = _guess(probe, candidates, python, like, found)
+    if traced is None:  # Something cannot be traced: take them one by one.
+        traced = python
+        for candidate in candidates:
+            wider = _try(probe, (*traced.lanes, candidate), python, found)
+            traced = wider or traced
+
+    lanes, reasons, hints = traced.lanes, found.reasons, found.hints
+    names = {lane.name for lane in lanes}
+    static = {n: value for n, value in probe.values.items() if n not in names}
+    unread = [name for name in static if name not in reads and name != "batch_size"]
+    key = [(name, value) for name, value in static.items() if name not in unread]
+    _check_declared(kinds, key, reasons, hints, reads)
+    program = Program(
+        fingerprint=jaxprs.fingerprint(jaxprs.flatten(traced.jaxpr)),
+        lane_hparams=lanes,
+        batch_size=probe.batch_size,
+        num_examples=task.dataset.num_train,
+        eval_batch_size=task.eval_batch_size,
+        mixes_examples=_mixes_examples(probe, lanes),
+        functions=task.functions,
+        static=tuple({"total_steps": total_steps, **static}.items()),
+    )
+    return Detection(
+        program=program,
+        findings=_findings(kinds, reasons, reads, traced),
+        key=tuple(key),
+        state=traced.state,
+    )
+
+
+class _Trace(NamedTuple):
+    """One way of tracing the probe: `lanes` as arguments, the rest Python values."""
+
+    lanes: tuple[LaneHParam, ...]
+    jaxpr: Any
+    state: PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """Why hparams cannot be traced, and what may be done about it."""
+
+    reasons: dict[str, str] = dataclasses.field(default_factory=dict)
+    hints: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+class _Probe:
+    """A trial's initialisation, one step and one evaluation on a small batch."""
+
+    SIZE = 4
+
+    def __init__(self, task: Task, hparams: HParams, total_steps: int):
+        self.functions: Functions = task.functions
+        self.batch_size = check_batch_size(
+            hparams.get("batch_size", task.batch_size), task.dataset.num_train
+        )
+        self.values = dict(hparams) | {"total_steps": total_steps}
+        self.steps_per_epoch = -(-task.dataset.num_train // self.batch_size)
+        self.ragged = bool(task.dataset.num_train % self.batch_size)
+        self.data = task.dataset.train
+        self.reads: dict[str, tuple[str, int]] = {}
+
+    def bind(
+        self, lanes: Sequence[LaneHParam], values: Mapping[str, jax.Array]
+    ) -> HParams:
+        names = {lane.name for lane in lanes}
+        static = tuple((n, v) for n, v in self.values.items() if n not in names)
+        return step.bind_hparams(tuple(lanes), static, values, self.steps_per_epoch)
+
+    def run(
+        self,
+        lanes: Sequence[LaneHParam],
+        values: Mapping[str, jax.Array],
+        seed: Any,
+        trial: Any,
+        x: PyTree,
+        y: PyTree,
+        mask: Any,
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        hp = self.bind(lanes, values)
+        try:
+            state = step.init(self.functions, hp, seed, trial, x)
+            new, _ = step.update(self.functions, hp, state, x, y, mask)
+            metrics = step.metric_parts(
+                self.functions, hp, new.params, new.model_state, x, y, mask
+            )
+        finally:
+            for name, place in hp.reads_.items():
+                self.reads.setdefault(name, place)
+        return state, new, metrics
+
+    def trace(self, lanes: Sequence[LaneHParam]) -> _Trace:
+        lanes = tuple(lanes)
+        batch = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(
+                (self.batch_size, *leaf.shape[1:]), leaf.dtype
+            ),
+            self.data,
+        )
+        seed = jax.ShapeDtypeStruct((), np.uint32)
+        mask = jax.ShapeDtypeStruct((self.batch_size,), bool) if self.ragged else None
+        jaxpr, shapes = jax.make_jaxpr(
+            functools.partial(self.run, lanes), return_shape=True
+        )(step.lane_avals(lanes), seed, seed, *batch, mask)
+        state = jax.tree.map(
+            lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), shapes[0]
+        )
+        return _Trace(lanes, jaxpr, state)
+
+    def small_batch(self) -> tuple[PyTree, PyTree]:
+        return jax.tree.map(lambda leaf: leaf[: self.SIZE], self.data)
+
+
+def _candidates(
+    kinds: Mapping[str, Kind], reads: Mapping[str, Any], found: _Found
+) -> list[LaneHParam]:
+    candidates = []
+    for name, kind in kinds.items():
+        if name == "batch_size":
+            found.reasons[name] = "fixes the shapes"
+        elif kind.dtype is None:
+            found.reasons[name] = kind.why
+        else:
+            candidates.append(LaneHParam(name, kind.dtype, kind.options))
+    if "total_steps" in reads:
+        candidates.append(LaneHParam("total_steps", "int32"))
+    return candidates
+
+
+def _guess(
+    probe: _Probe,
+    candidates: Sequence[LaneHParam],
+    python: _Trace,
+    like: Detection | None,
+    found: _Found,
+) -> _Trace | None:
+    """Traces all candidates at once, or those that another trial's program has."""
+    if like is None:
+        return _try(probe, candidates, python, _Found())
+    lanes = {lane.name for lane in like.program.lane_hparams}
+    reasons = {finding.name: finding.reason for finding in like.findings}
+    guess = [c for c in candidates if c.name in lanes or c.name not in probe.reads]
+    static = {c.name: reasons.get(c.name, "") for c in candidates if c not in guess}
+    traced = _try(probe, guess, python, _Found())
+    if traced is not None:
+        found.reasons.update(static)
+    return traced
+
+
+def _try(
+    probe: _Probe,
+    lanes: Sequence[LaneHParam],
+    python: _Trace,
+    found: _Found,
+) -> _Trace | None:
+    """Traces with `lanes` as arguments; None, and the last one's reason, if it fails.
+
+    Any exception of the user's code under tracers makes the hparam static: there is
+    no list of the ways in which Python code can need a value.
+    """
+    name = lanes[-1].name if lanes else ""
+    reasons = found.reasons
+    try:
+        traced = probe.trace(lanes)
+    except Exception as error:
+        reasons[name], found.hints[name] = _explain(error)
+        return None
+    if jax.tree.structure(traced.state) != jax.tree.structure(python.state):
+        reasons[name] = "the model's or optimizer's structure depends on it"
+        return None
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(traced.state),
+        jax.tree.leaves(python.state),
+        strict=True,
+    ):
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            leaf = jax.tree_util.keystr(path)
+            reasons[name] = f"the shape or dtype of {leaf} depends on it"
+            return None
+    if not _agree(probe, lanes, traced, python):
+        reasons[name] = "a step differs from the one that its Python value gives"
+        return None
+    return traced
+
+
+def _agree(
+    probe: _Probe, lanes: Sequence[LaneHParam], traced: _Trace, python: _Trace
+) -> bool:
+    """Whether the traced probe computes what the Python-valued one does.
+
+    A choice between strings stays traced on both sides: `TracedChoice` lets nothing
+    but a switch look at it, so it cannot lead the user's code astray.
+    """
+    choices = tuple(lane for lane in lanes if lane.options)
+    other = probe.trace(choices) if choices else python
+    values = step.lane_values(tuple(lanes), probe.values)
+    names = sorted(values)
+    known = {
+        i: values[name]
+        for i, name in enumerate(names)
+        if name not in {choice.name for choice in choices}
+    }
+    a = jaxprs.flatten(traced.jaxpr, known)
+    b = jaxprs.flatten(other.jaxpr)
+    return jaxprs.same(a, b) or _once(
+        ("agree", jaxprs.fingerprint(a), jaxprs.fingerprint(b)),
+        lambda: _difference(probe, lanes, choices) <= TOLERANCE,
+    )
+
+
+def _difference(
+    probe: _Probe, lanes: Sequence[LaneHParam], others: Sequence[LaneHParam]
+) -> float:
+    """Runs the probe with two sets of traced hparams and compares the states."""
+    x, y = probe.small_batch()
+    size = jax.tree.leaves(x)[0].shape[0]
+    mask = np.ones(size, bool) if probe.ragged else None
+
+    def compare(values: Any, other_values: Any, seed: Any) -> jax.Array:
+        a = probe.run(lanes, values, seed, seed, x, y, mask)
+        b = probe.run(others, other_values, seed, seed, x, y, mask)
+        return jnp.stack(jax.tree.leaves(jax.tree.map(_distance, a, b))).max()
+
+    arguments = [step.lane_values(tuple(ls), probe.values) for ls in (lanes, others)]
+    shapes = [step.lane_avals(tuple(ls)) for ls in (lanes, others)]
+    seed = np.uint32(0)
+    lowered = jax.jit(compare).lower(*shapes, trees.avals(seed))
+    return float(lowered.compile(compiler_options=_CHEAP)(*arguments, seed))
+
+
+def _distance(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Largest difference, relative above 1; NaN agrees with NaN."""
+    if not jnp.issubdtype(a.dtype, jnp.inexact):
+        return jnp.any(a != b).astype(jnp.float32)
+    a, b = a.astype(jnp.float32), b.astype(jnp.float32)
+    close = (a == b) | (jnp.isnan(a) & jnp.isnan(b))
+    distance = jnp.abs(a - b) / jnp.maximum(1, jnp.abs(b))
+    distance = jnp.where(jnp.isnan(distance), jnp.inf, distance)
+    return jnp.max(jnp.where(close, 0, distance), initial=0)
+
+
+def _mixes_examples(probe: _Probe, lanes: tuple[LaneHParam, ...]) -> bool:
+    """Whether padding rows change a training step in spite of the mask.
+
+    Runs the training pass twice on a small batch, with other examples in the padding
+    rows, and compares what the real rows and the model's state come to.
+    """
+    x, _ = probe.small_batch()
+    size = jax.tree.leaves(x)[0].shape[0]
+    if not probe.ragged or size < 2:
+        return False
+    real = size // 2
+    mask = np.arange(size) < real
+
+    def train(values: Any, x: PyTree) -> tuple[PyTree, PyTree]:
+        hp = probe.bind(lanes, values)
+        key = step.trial_key(np.uint32(0), np.uint32(0))
+        variables = probe.functions.init(key, hp, x)
+        outputs, model_state = probe.functions.apply(
+            variables, hp, x, train=True, key=key, mask=mask
+        )
+        return jax.tree.map(lambda leaf: leaf[:real], outputs), model_state
+
+    def compare(values: Any) -> jax.Array:
+        def others(leaf: np.ndarray) -> np.ndarray:
+            return np.concatenate([leaf[:real], np.roll(leaf, 1, 0)[real:][::-1]])
+
+        a, b = train(values, x), train(values, jax.tree.map(others, x))
+        return jnp.stack(jax.tree.leaves(jax.tree.map(_distance, a, b))).max()
+
+    traced = jax.jit(compare).trace(step.lane_avals(lanes))
+
+    def run() -> bool:
+        compiled = traced.lower().compile(compiler_options=_CHEAP)
+        return float(compiled(step.lane_values(lanes, probe.values))) > TOLERANCE
+
+    name = jaxprs.fingerprint(jaxprs.flatten(traced.jaxpr))
+    return _once(("mixes", name), run)
+
+
+_answers: dict[Any, bool] = {}
+_lock = threading.Lock()
+
+
+def _once(question: Any, answer: Any) -> bool:
+    """Answers a question about a computation once in the life of the process."""
+    with _lock:
+        if question not in _answers:
+            _answers[question] = answer()
+        return _answers[question]
+
+
+def _explain(error: Exception) -> tuple[str, str]:
+    """Why an hparam cannot be traced, with the place, and a remedy ("" if none)."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if _is_user_code(f.filename)]
+    reason, hint = _reason(error)
+    if own:
+        place = own[-1]
+        reason += f" at {os.path.basename(place.filename)}:{place.lineno}"
+    if any(os.path.join("optax", "schedules") in f.filename for f in frames):
+        hint = "take the schedule from jaxpack.schedules in place of optax's"
+    return reason, hint
+
+
+def _reason(error: Exception) -> tuple[str, str]:
+    message = (str(error).strip().splitlines() or [""])[0]
+    if isinstance(error, jax.errors.TracerArrayConversionError):
+        hint = "use jax.numpy in place of numpy (jnp.log for np.log)"
+        return "numpy needs its value", hint
+    if isinstance(error, jax.errors.TracerBoolConversionError):
+        hint = "use jnp.where in place of a Python condition"
+        return "a Python condition needs its value", hint
+    if isinstance(error, jax.errors.ConcretizationTypeError) or "hapes" in message:
+        return "Python needs its value, for a size or the like", ""
+    if isinstance(error, TypeError) and message.startswith("hparam "):
+        return "its string is needed outside of jaxpack.switch", ""
+    return f"{type(error).__name__}: {message[:80]}", ""
+
+
+def _is_user_code(filename: str) -> bool:
+    path = os.path.abspath(filename)
+    if path.startswith(os.path.join(_PACKAGE, "models")):
+        return True
+    return not path.startswith((*_LIBRARIES, _PACKAGE)) and not filename.startswith("<")
+
+
+def _place(filename: str, line: int) -> str:
+    code = linecache.getline(filename, line).strip()
+    return f"{os.path.basename(filename)}:{line}: {code}".rstrip(": ")
+
+
+def _check_declared(
+    kinds: Mapping[str, Kind],
+    key: Sequence[tuple[str, Any]],
+    reasons: Mapping[str, str],
+    hints: Mapping[str, str],
+    reads: Mapping[str, tuple[str, int]],
+) -> None:
+    for name, _ in key:
+        kind = kinds.get(name)
+        if kind is None or kind.static is True:
+            continue
+        if not kind.continuous and kind.static is not False:
+            continue
+        what = "is declared static=False" if kind.static is False else "is continuous"
+        place = f" (read at {_place(*reads[name])})" if name in reads else ""
+        remedy = hints.get(name, "")
+        remedy = f"{remedy[0].upper()}{remedy[1:]}, or give" if remedy else "Give"
+        raise ValueError(
+            f"hparam {name} {what}, but cannot differ between lanes{place}: "
+            f"{reasons.get(name, 'it fixes the program')}. {remedy} it static=True to "
+            "accept a program, and a compilation, for every value."
+        )
+
+
+def _findings(
+    kinds: Mapping[str, Kind],
+    reasons: Mapping[str, str],
+    reads: Mapping[str, tuple[str, int]],
+    traced: _Trace,
+) -> tuple[Finding, ...]:
+    reached = jaxprs.used(jaxprs.flatten(traced.jaxpr))
+    order = sorted(lane.name for lane in traced.lanes)
+    findings = []
+    for name in kinds:
+        line = _place(*reads[name]) if name in reads else ""
+        per_lane = name in order
+        if name == "batch_size":
+            reason = reasons[name]
+        elif name == "seed" and name not in reads:
+            reason = "enters the trial's random key"
+        elif name not in reads or (per_lane and order.index(name) not in reached):
+            per_lane, reason = True, "never used"
+        elif per_lane:
+            reason = "a traced argument"
+        else:
+            reason = reasons.get(name, "")
+        findings.append(Finding(name, per_lane, reason, line))
+    return tuple(findings)

@@ -1,0 +1,200 @@
+"""What is known of each trial so far: its readings, and the best weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxpack.metrics import infer_mode
+from jaxpack.pack import Reading
+from jaxpack.task import Task
+from jaxpack.types import FAILED, HParams, LaneState, Trial, TrialResult
+
+
+@dataclasses.dataclass
+class Record:
+    """One trial's past.
+
+    Attributes:
+      trial: The trial.
+      rows: A row an evaluation.
+      steps: Steps taken.
+      seconds: Its share of its packs' training time.
+      state: Its state at the last reading; None once it is not wanted any more.
+      first_bad_step: The first step whose loss was not finite.
+      reason: Why it failed.
+    """
+
+    trial: Trial
+    rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    steps: int = 0
+    seconds: float = 0.0
+    state: LaneState | None = None
+    first_bad_step: int | None = None
+    reason: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Incumbent:
+    """A trial's best reading, with its weights as they were then."""
+
+    score: float
+    steps: int
+    trial_id: int
+    state: LaneState
+
+
+class Ledger:
+    """Keeps the books of one call.
+
+    Args:
+      trials: The trials.
+      metric: The metric that trials are ranked by.
+      mode: "min" or "max".
+      keep: How many trials' best weights are kept.
+    """
+
+    def __init__(self, trials: Sequence[Trial], metric: str, mode: str, keep: int = 0):
+        self.metric, self.mode, self.keep = metric, mode, keep
+        self.records = {trial.trial_id: Record(trial) for trial in trials}
+        self._kept: dict[int, Incumbent] = {}
+
+    @property
+    def incumbents(self) -> list[Incumbent]:
+        """The kept trials at their best readings, the best first."""
+        return sorted(self._kept.values(), key=self._rank)
+
+    def read(
+        self, reading: Reading, steps_per_epoch: int, where: Mapping[str, Any]
+    ) -> float:
+        """Books a reading.
+
+        Args:
+          reading: The reading.
+          steps_per_epoch: Of the trial's program.
+          where: What else its row says, such as the bracket and the rung.
+
+        Returns:
+          The trial's score, NaN if it failed.
+        """
+        record = self.records[reading.trial_id]
+        record.steps, record.state = reading.steps, reading.state
+        record.seconds += reading.seconds
+        epochs = reading.steps / steps_per_epoch
+        row = {
+            **where,
+            "epochs": int(epochs) if epochs.is_integer() else epochs,
+            "steps": reading.steps,
+            "train_loss": reading.train_loss,
+            **reading.metrics,
+        }
+        record.rows.append(row)
+        if reading.first_bad_step is not None:
+            record.first_bad_step = reading.first_bad_step
+            record.reason = (
+                f"training loss was not finite at step {reading.first_bad_step}"
+            )
+        elif not math.isfinite(reading.metrics["loss"]):
+            record.reason = (
+                f"validation loss was {reading.metrics['loss']} after "
+                f"{reading.steps} steps"
+            )
+        if record.reason is not None:
+            record.state = None
+            return math.nan
+        score = reading.metrics[self.metric]
+        if math.isfinite(score):
+            self._consider(
+                Incumbent(score, reading.steps, reading.trial_id, reading.state)
+            )
+        return score
+
+    def fail(self, trial_id: int, reason: str) -> None:
+        """Books a trial that could not be trained at all."""
+        self.records[trial_id].reason = reason
+
+    def result(self, trial_id: int, status: str, **more: Any) -> TrialResult:
+        """A trial as the user sees it."""
+        record = self.records[trial_id]
+        scores = [row[self.metric] for row in record.rows if self.metric in row]
+        state = record.state
+        kept = {} if state is None else weights(state)
+        return TrialResult(
+            trial_id=trial_id,
+            hparams=record.trial.hparams,
+            status=FAILED if record.reason is not None else status,
+            score=scores[-1] if scores else None,
+            history=tuple(record.rows),
+            steps=record.steps,
+            first_bad_step=record.first_bad_step,
+            reason=record.reason,
+            seconds=record.seconds,
+            **kept,
+            **more,
+        )
+
+    def _rank(self, incumbent: Incumbent) -> tuple[float, int, int]:
+        sign = 1 if self.mode == "min" else -1
+        return sign * incumbent.score, -incumbent.steps, incumbent.trial_id
+
+    def _consider(self, new: Incumbent) -> None:
+        """Keeps a reading if its trial is then among the best."""
+        old = self._kept.get(new.trial_id)
+        if old is None or self._rank(new) < self._rank(old):
+            self._kept[new.trial_id] = new
+        for incumbent in self.incumbents[self.keep :]:
+            del self._kept[incumbent.trial_id]
+
+
+def weights(state: LaneState) -> dict[str, Any]:
+    """The fields of a `TrialResult` that hold its state."""
+    return {
+        "params": state.params,
+        "model_state": state.model_state,
+        "opt_state": state.opt_state,
+        "key": state.key,
+    }
+
+
+def choose_metric(task: Task, metric: str | None, mode: str | None) -> tuple[str, str]:
+    """The metric to rank by, and whether low or high values are good.
+
+    Raises:
+      ValueError: If the task has no such metric, or the mode cannot be told.
+    """
+    metric = task.default_metric if metric is None else metric
+    if metric not in task.metric_names:
+        raise ValueError(
+            f"metric is {metric!r}; the task has {', '.join(task.metric_names)}"
+        )
+    mode = infer_mode(metric) if mode is None else mode
+    if mode is None:
+        raise ValueError(
+            f"whether low or high values of {metric!r} are good cannot be told from "
+            'its name: give mode="min" or mode="max"'
+        )
+    if mode not in ("min", "max"):
+        raise ValueError(f"mode is {mode!r}; it must be 'min' or 'max'")
+    return metric, mode
+
+
+def check_seed(seed: Any) -> int:
+    """Returns a valid seed or says what is wrong with it.
+
+    Examples:
+      >>> check_seed(-1)
+      Traceback (most recent call last):
+      ValueError: seed is -1; it must be a whole number from 0 to 2**32 - 1
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise ValueError(
+            f"seed is {seed!r}; it must be a whole number from 0 to 2**32 - 1"
+        )
+    return seed
+
+
+def trial_seed(hparams: HParams, trial_id: int) -> int:
+    """What a trial's random key comes from besides the sweep's seed."""
+    return check_seed(hparams["seed"]) if "seed" in hparams else trial_id

@@ -1,0 +1,403 @@
+"""A pack on a device: filled with trials, advanced, and drained."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxpack import executables, step, trees
+from jaxpack.data import Dataset, deck, window_epochs
+from jaxpack.engines import ADVANCE, PackSpec
+from jaxpack.types import LaneState, PyTree
+
+SEGMENT_SECONDS = 2.0
+"""Longest a segment should run, so that progress shows and a stop is heeded."""
+FIRST_SEGMENT = 64
+"""Steps of a pack's first segment, before its speed is known."""
+
+
+class Ready(NamedTuple):
+    """A trial that is ready to train.
+
+    Attributes:
+      order: Sorts the ready trials; the smallest goes first.
+      trial_id: The trial.
+      pack: The pack it fits into.
+      lane: Its per-lane hparams.
+      trial_seed: What its random key comes from besides the sweep's seed.
+      state: Where it goes on from, on the host; None to initialise it.
+      step: Steps it has taken.
+      stops: Steps at which it is evaluated, ascending; after the last it is done.
+    """
+
+    order: tuple[float, ...]
+    trial_id: int
+    pack: PackSpec
+    lane: dict[str, np.generic]
+    trial_seed: int
+    state: LaneState | None
+    step: int
+    stops: tuple[int, ...]
+
+
+class Reading(NamedTuple):
+    """A trial's evaluation.
+
+    Attributes:
+      trial_id: The trial.
+      steps: Steps taken.
+      metrics: The loss and each metric; empty if training failed before.
+      train_loss: Mean training loss since the start of the last epoch.
+      first_bad_step: The first step whose loss was not finite, or None.
+      state: The trial's state, copied to the host.
+      done: Whether the trial has left its lane.
+      seconds: The trial's share of its pack's training time since its last reading.
+    """
+
+    trial_id: int
+    steps: int
+    metrics: dict[str, float]
+    train_loss: float
+    first_bad_step: int | None
+    state: LaneState
+    done: bool
+    seconds: float
+
+
+class Feed:
+    """The dataset and the deck on one device.
+
+    Attributes:
+      train: Training inputs and labels.
+      evaluation: Inputs and labels of the other splits, one after the other.
+      splits: Where each of those starts and how many examples it has.
+      window: Epochs of the deck that are on the device at a time.
+    """
+
+    def __init__(
+        self, dataset: Dataset, seed: int, num_epochs: int, device: jax.Device
+    ):
+        self.device = device
+        self.train = jax.device_put(dataset.train, device)
+        splits = {"validation": dataset.validation, "test": dataset.test}
+        splits = {name: data for name, data in splits.items() if data is not None}
+        self.evaluation = jax.device_put(
+            jax.tree.map(lambda *leaves: np.concatenate(leaves), *splits.values()),
+            device,
+        )
+        self.splits: dict[str, tuple[np.int32, np.int32]] = {}
+        first = 0
+        for name, data in splits.items():
+            count = len(jax.tree.leaves(data)[0])
+            self.splits[name] = np.int32(first), np.int32(count)
+            first += count
+        self.seed, self.num_examples = seed, dataset.num_train
+        # A power of two, so that a longer call finds its programs compiled.
+        self.num_epochs = max(num_epochs, 1)
+        rows = 1 << (self.num_epochs - 1).bit_length()
+        self.window = window_epochs(self.num_examples, rows)
+        self._lock = threading.Lock()
+        self._first: int | None = None
+        self._deck: jax.Array | None = None
+
+    def deck(self, epoch: int) -> tuple[jax.Array, int]:
+        """A window of the deck that holds `epoch`, and the epoch of its first row."""
+        first = epoch if self.window < self.num_epochs else 0
+        with self._lock:
+            if self._deck is None or self._first != first:
+                rows = np.zeros((self.window, self.num_examples), np.int32)
+                filled = max(1, min(self.window, self.num_epochs - first))
+                rows[:filled] = deck(self.seed, self.num_examples, filled, first)
+                self._first, self._deck = first, jax.device_put(rows, self.device)
+            return self._deck, first
+
+
+class Usage(NamedTuple):
+    """What a pack has used up since it was last asked.
+
+    Attributes:
+      lane_steps: Training steps, each lane's counted.
+      computed: The same with empty and frozen lanes counted too.
+      train_seconds: Time spent training.
+      eval_seconds: Time spent evaluating.
+      swaps: Trials put into a lane.
+    """
+
+    lane_steps: int = 0
+    computed: int = 0
+    train_seconds: float = 0.0
+    eval_seconds: float = 0.0
+    swaps: int = 0
+
+
+@dataclasses.dataclass
+class _Lane:
+    """A trial in a lane."""
+
+    ready: Ready
+    step: int
+    stops: list[int]
+    first_bad_step: int | None = None
+    seconds: float = 0.0
+
+    @property
+    def due(self) -> bool:
+        return self.first_bad_step is not None or self.step == self.stops[0]
+
+
+class Pack:
+    """The states of the trials that train together on one device.
+
+    Args:
+      spec: What to build.
+      feed: The data on the device.
+      seed: The sweep's seed.
+      log: Where compilations are recorded.
+    """
+
+    def __init__(
+        self, spec: PackSpec, feed: Feed, seed: int, log: executables.CompileLog
+    ):
+        self.spec, self.feed, self.log = spec, feed, log
+        self.seed = np.uint32(seed)
+        self.live: dict[int, _Lane] = {}
+        self.usage = Usage()
+        self._seconds_per_step: float | None = None
+        width = spec.lane_axis
+        self._lane_avals = step.lane_avals(spec.program.lane_hparams)
+        self._hparams_avals = step.lane_avals(spec.program.lane_hparams, width)
+        self._states_avals = trees.avals(spec.state, width)
+        self._hparams = trees.zeros(self._hparams_avals)
+        self._states: PyTree = None
+        if width is not None:
+            self._states = jax.device_put(trees.zeros(self._states_avals), feed.device)
+
+    @property
+    def order(self) -> tuple[float, ...]:
+        """That of its first trial."""
+        return min(lane.ready.order for lane in self.live.values())
+
+    @property
+    def num_free(self) -> int:
+        """Lanes without a trial."""
+        return self.spec.num_lanes - len(self.live)
+
+    def put(self, ready: Ready) -> None:
+        """Puts a trial into a free lane."""
+        lane = next(i for i in range(self.spec.num_lanes) if i not in self.live)
+        state = ready.state
+        if state is None:
+            seeds = self.seed, np.uint32(ready.trial_seed)
+            state = self._init(ready.lane, *seeds, self.feed.train)
+        state = state._replace(target_step=np.int32(ready.stops[-1]))
+        if self.spec.lane_axis is None:
+            # Copied, because it is donated: the caller's arrays must stay as they are.
+            self._states = jax.device_put(state, self.feed.device, may_alias=False)
+            self._hparams = ready.lane
+        else:
+            self._states = self._put(self._states, state, np.int32(lane))
+            for name, value in ready.lane.items():
+                self._hparams[name][lane] = value
+        self.live[lane] = _Lane(ready, ready.step, list(ready.stops))
+        self._use(swaps=1)
+
+    def advance(self) -> None:
+        """Trains to the next stop of any lane, or for a segment's longest time."""
+        spe = self.spec.program.steps_per_epoch
+        running = {i: lane for i, lane in self.live.items() if not lane.due}
+        if not running:
+            return
+        first_step = min(lane.step for lane in running.values())
+        deck, first = self.feed.deck(first_step // spe)
+        end = (first + deck.shape[0]) * spe
+        running = {i: lane for i, lane in running.items() if lane.step < end}
+        steps = min(min(x.stops[0], end) - x.step for x in running.values())
+        steps = min(steps, self._longest_segment())
+        run = self._advance
+        start = time.perf_counter()
+        self._states = run(
+            self._states,
+            self._hparams,
+            self.feed.train,
+            deck,
+            np.int32(first),
+            np.int32(steps),
+        )
+        bad = np.atleast_1d(self._states.first_bad_step)
+        seconds = time.perf_counter() - start
+        self._seconds_per_step = seconds / steps
+        before = sum(lane.step for lane in running.values())
+        for i, lane in running.items():
+            lane.seconds += seconds / len(running)
+            lane.step += steps
+            if bad[i] >= 0:
+                lane.first_bad_step = int(bad[i])
+                lane.step = lane.first_bad_step + 1
+        self._use(
+            lane_steps=sum(lane.step for lane in running.values()) - before,
+            computed=steps * self.spec.num_lanes,
+            train_seconds=seconds,
+        )
+
+    def drain(self) -> list[Reading]:
+        """Evaluates the lanes that have got to a stop, and frees those that are done.
+
+        A trial whose training failed is done at once, without an evaluation.
+        """
+        start = time.perf_counter()
+        due = [(i, lane) for i, lane in self.live.items() if lane.due]
+        evaluated = [self._evaluated(i, lane) for i, lane in due]
+        readings = [
+            self._reading(i, lane, *states_and_metrics)
+            for (i, lane), states_and_metrics in zip(due, evaluated, strict=True)
+        ]
+        self._use(eval_seconds=time.perf_counter() - start)
+        return readings
+
+    def _evaluated(self, i: int, lane: _Lane) -> tuple[LaneState, dict[str, Any]]:
+        """A lane's state and metrics, on the device; nothing waits for them here."""
+        state = self._states
+        if self.spec.lane_axis is not None:
+            state = self._take(self._states, np.int32(i))
+        if lane.first_bad_step is not None:
+            return state, {}
+        metrics = self._evaluate(
+            state.params,
+            state.model_state,
+            lane.ready.lane,
+            self.feed.evaluation,
+            *self.feed.splits["validation"],
+        )
+        return state, metrics
+
+    def _reading(
+        self, i: int, lane: _Lane, state: LaneState, metrics: dict[str, Any]
+    ) -> Reading:
+        state = trees.to_host(state)
+        bad = lane.first_bad_step
+        done = bad is not None or len(lane.stops) == 1
+        reading = Reading(
+            trial_id=lane.ready.trial_id,
+            steps=lane.step,
+            metrics={name: float(value) for name, value in metrics.items()},
+            train_loss=_train_loss(self.spec, state, lane.step),
+            first_bad_step=bad,
+            state=state,
+            done=done,
+            seconds=lane.seconds,
+        )
+        lane.seconds = 0.0
+        if done:
+            del self.live[i]
+        else:
+            lane.stops.pop(0)
+        return reading
+
+    def _longest_segment(self) -> int:
+        if self._seconds_per_step is None:
+            return FIRST_SEGMENT
+        return max(1, int(SEGMENT_SECONDS / self._seconds_per_step))
+
+    def _use(self, **amounts: float) -> None:
+        used = {name: getattr(self.usage, name) + n for name, n in amounts.items()}
+        self.usage = self.usage._replace(**used)
+
+    @functools.cached_property
+    def _init(self) -> Callable[..., LaneState]:
+        program = self.spec.program
+
+        def init(lane: Any, seed: Any, trial: Any, train: Any) -> LaneState:
+            x = jax.tree.map(lambda leaf: leaf[:1], train[0])
+            hp = step.bind(program, lane)
+            return step.init(program.functions, hp, seed, trial, x)
+
+        seed = jax.ShapeDtypeStruct((), np.uint32)
+        arguments = (self._lane_avals, seed, seed, trees.avals(self.feed.train))
+        return self._compiled("init", init, arguments, program)
+
+    @functools.cached_property
+    def _put(self) -> Callable[..., LaneState]:
+        arguments = (self._states_avals, self.spec.state, _INT)
+        return self._compiled("put", trees.put, arguments, None, donate=(0,))
+
+    @functools.cached_property
+    def _take(self) -> Callable[..., LaneState]:
+        return self._compiled("take", trees.take, (self._states_avals, _INT), None)
+
+    @functools.cached_property
+    def _advance(self) -> Callable[..., LaneState]:
+        program, engine = self.spec.program, self.spec.engine
+        window = (self.feed.window, self.feed.num_examples)
+        arguments = (
+            self._states_avals,
+            self._hparams_avals,
+            trees.avals(self.feed.train),
+            jax.ShapeDtypeStruct(window, np.int32),
+            _INT,
+            _INT,
+        )
+        function = functools.partial(ADVANCE[engine], program)
+        name = f"advance_{engine}"
+        return self._compiled(name, function, arguments, program, donate=(0,))
+
+    @functools.cached_property
+    def _evaluate(self) -> Callable[..., dict[str, jax.Array]]:
+        return evaluation(self.spec, self.feed, self.log)
+
+    def _compiled(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        arguments: Sequence[PyTree],
+        identity: Any,
+        donate: tuple[int, ...] = (),
+    ) -> Callable[..., Any]:
+        return executables.get(
+            name,
+            function,
+            arguments,
+            identity=identity,
+            device=self.feed.device,
+            log=self.log,
+            donate=donate,
+        )
+
+
+_INT = jax.ShapeDtypeStruct((), np.int32)
+
+
+def evaluation(
+    spec: PackSpec, feed: Feed, log: executables.CompileLog
+) -> Callable[..., dict[str, jax.Array]]:
+    """The compiled `step.evaluate` of one trial, for every split and engine."""
+    arguments = (
+        spec.state.params,
+        spec.state.model_state,
+        step.lane_avals(spec.program.lane_hparams),
+        trees.avals(feed.evaluation),
+        _INT,
+        _INT,
+    )
+    return executables.get(
+        "evaluate",
+        functools.partial(step.evaluate, spec.program),
+        arguments,
+        identity=spec.program,
+        device=feed.device,
+        log=log,
+    )
+
+
+def _train_loss(spec: PackSpec, state: LaneState, steps: int) -> float:
+    """The mean training loss over the examples of the epoch in progress or done."""
+    program = spec.program
+    batches = (steps - 1) % program.steps_per_epoch + 1
+    examples = min(batches * program.batch_size, program.num_examples)
+    return float(state.epoch_loss) / examples if steps else float("nan")

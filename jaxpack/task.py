@@ -1,0 +1,299 @@
+"""What the user defines, turned into pure functions of one trial."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import flax.linen as linen
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxpack import nn
+from jaxpack.data import Dataset
+from jaxpack.metrics import accuracy
+from jaxpack.types import HParams, PyTree
+
+PerExample = Callable[[Any, Any], Any]
+
+
+class Functions(NamedTuple):
+    """The pure functions that one trial is made of.
+
+    Attributes:
+      init: `init(key, hp, x) -> variables`, a dict with at least `"params"`.
+      apply: `apply(variables, hp, x, *, train, key, mask) -> (outputs, new_state)`,
+        where `new_state` holds the variables other than the params. `mask` is `[B]`
+        bool, false on padding, or None where there is no padding.
+      optimizer: `optimizer(hp)`, an optax transformation.
+      loss: `loss(outputs, labels)`, `[B]` or a pair of value and weight, each `[B]`.
+      metrics: Name and function of each metric, with the loss's signature.
+    """
+
+    init: Callable[..., PyTree]
+    apply: Callable[..., tuple[PyTree, PyTree]]
+    optimizer: Callable[[HParams], optax.GradientTransformation]
+    loss: PerExample
+    metrics: tuple[tuple[str, PerExample], ...]
+
+
+class Task:
+    """A model, an optimizer, a loss and a dataset: what every trial trains.
+
+    Args:
+      model: `model(hp) -> flax.linen.Module`. The module is called as `module(x)`,
+        with `train=`, `training=` or `deterministic=` (inverted) where its
+        `__call__` has that parameter, and with `mask=` (`[B]` bool, false on
+        padding, None without padding) where it has that one.
+      optimizer: `optimizer(hp) -> optax.GradientTransformation`.
+      dataset: The data.
+      loss: One value per example, `[B]`, or `(value, weight)`, each `[B]`; the loss
+        of a batch is `sum(value * weight) / sum(weight)`.
+      metrics: Name -> function with the loss's signature. `"loss"` is always there.
+      batch_size: Used unless a trial's hparams name one.
+      eval_batch_size: Examples evaluated at once; about 512 if None.
+
+    Raises:
+      ValueError: If an argument is not what it should be.
+
+    Examples:
+      >>> import jaxpack as jp, optax
+      >>> task = jp.Task(
+      ...     model=lambda hp: jp.models.MLP(width=hp.width),
+      ...     optimizer=lambda hp: optax.adam(hp.learning_rate),
+      ...     dataset=jp.data.load("digits"),
+      ... )
+      >>> task.default_metric
+      'accuracy'
+    """
+
+    def __init__(
+        self,
+        model: Callable[[HParams], linen.Module],
+        optimizer: Callable[[HParams], optax.GradientTransformation],
+        dataset: Dataset,
+        *,
+        loss: PerExample = optax.softmax_cross_entropy_with_integer_labels,
+        metrics: Mapping[str, PerExample] | None = None,
+        batch_size: int = 32,
+        eval_batch_size: int | None = None,
+    ):
+        init, apply = _from_linen(_callable("model", model))
+        self._setup(
+            init, apply, optimizer, dataset, loss, metrics, batch_size, eval_batch_size
+        )
+
+    @classmethod
+    def from_functions(
+        cls,
+        init: Callable[..., PyTree],
+        apply: Callable[..., tuple[PyTree, PyTree]],
+        optimizer: Callable[[HParams], optax.GradientTransformation],
+        dataset: Dataset,
+        *,
+        loss: PerExample = optax.softmax_cross_entropy_with_integer_labels,
+        metrics: Mapping[str, PerExample] | None = None,
+        batch_size: int = 32,
+        eval_batch_size: int | None = None,
+    ) -> Task:
+        """The same for a model that is not a linen module.
+
+        Args:
+          init: `init(key, hp, x) -> variables`, a dict with `"params"` and, where
+            the model has other variables, more entries. `x` is one batch.
+          apply: `apply(variables, hp, x, *, train, key, mask)`, which returns the
+            outputs and a dict of the variables other than the params.
+          optimizer: As for `Task`, like all that follows.
+          dataset: The data.
+          loss: The loss.
+          metrics: The metrics.
+          batch_size: Used unless a trial's hparams name one.
+          eval_batch_size: Examples evaluated at once.
+        """
+        task = cls.__new__(cls)
+        task._setup(
+            _callable("init", init),
+            _callable("apply", apply),
+            optimizer,
+            dataset,
+            loss,
+            metrics,
+            batch_size,
+            eval_batch_size,
+        )
+        return task
+
+    def _setup(
+        self,
+        init: Callable[..., PyTree],
+        apply: Callable[..., tuple[PyTree, PyTree]],
+        optimizer: Callable[[HParams], optax.GradientTransformation],
+        dataset: Dataset,
+        loss: PerExample,
+        metrics: Mapping[str, PerExample] | None,
+        batch_size: int,
+        eval_batch_size: int | None,
+    ) -> None:
+        if not isinstance(dataset, Dataset):
+            raise ValueError(
+                f"dataset is a {type(dataset).__name__}; make one with "
+                "jaxpack.data.load or jaxpack.data.Dataset.from_arrays"
+            )
+        metrics = {"accuracy": accuracy} if metrics is None else dict(metrics)
+        if "loss" in metrics:
+            raise ValueError("metrics already hold 'loss': it is the task's own loss")
+        for name, metric in metrics.items():
+            _callable(f"metrics[{name!r}]", metric)
+        self.functions = Functions(
+            init,
+            apply,
+            _callable("optimizer", optimizer),
+            _callable("loss", loss),
+            tuple(metrics.items()),
+        )
+        self.dataset = dataset
+        self.batch_size = check_batch_size(batch_size, dataset.num_train)
+        num_validation = dataset.num_validation
+        if eval_batch_size is None:
+            batches = -(-num_validation // 512)
+            eval_batch_size = -(-num_validation // batches)
+        self.eval_batch_size = min(
+            check_batch_size(eval_batch_size, None, "eval_batch_size"), num_validation
+        )
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The metrics that can be chosen: the task's own, then the loss."""
+        return (*(name for name, _ in self.functions.metrics), "loss")
+
+    @property
+    def default_metric(self) -> str:
+        """The task's first metric."""
+        return self.metric_names[0]
+
+
+def check_batch_size(
+    value: Any, num_examples: int | None, name: str = "batch_size"
+) -> int:
+    """Returns a valid batch size or says what is wrong with it.
+
+    Examples:
+      >>> check_batch_size(64, 50)
+      Traceback (most recent call last):
+      ValueError: batch_size is 64, more than the 50 training examples
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number >= 1")
+    if num_examples is not None and value > num_examples:
+        raise ValueError(
+            f"{name} is {value}, more than the {num_examples} training examples"
+        )
+    return value
+
+
+def per_example(
+    function: PerExample, name: str, outputs: PyTree, labels: PyTree, batch: int
+) -> tuple[jax.Array, jax.Array | None]:
+    """Calls a loss or metric and checks that it gives one value per example.
+
+    Returns:
+      The values, `[B]`, and their weights, `[B]` or None.
+
+    Raises:
+      ValueError: If the shapes are others.
+    """
+    result = function(outputs, labels)
+    value, weight = result if isinstance(result, tuple) else (result, None)
+    for what, array in (("value", value), ("weight", weight)):
+        if array is not None and jnp.shape(array) != (batch,):
+            shape = jnp.shape(array)
+            hint = " (drop the mean)" if shape == () else ""
+            raise ValueError(
+                f"{name} returned a {what} of shape {shape}; it must return one "
+                f"{what} per example, ({batch},) here{hint}"
+            )
+    return value, weight
+
+
+def mean_parts(
+    value: jax.Array, weight: jax.Array | None, mask: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """The numerator and denominator of a batch's weighted mean.
+
+    Args:
+      value: `[B]` values.
+      weight: `[B]` weights, or None for ones.
+      mask: `[B]` bool, false on padding, or None without padding.
+
+    Returns:
+      `[]` sum(value * weight) and `[]` sum(weight), over the examples in the mask.
+    """
+    value = value.astype(jnp.promote_types(value.dtype, jnp.float32))
+    if weight is None:
+        weight = jnp.ones_like(value)
+    else:
+        weight = weight.astype(value.dtype)
+        value = value * weight
+    if mask is not None:
+        # A selection, not a product: padding cannot bring in NaN or infinity.
+        value = jnp.where(mask, value, 0)
+        weight = jnp.where(mask, weight, 0)
+    return jnp.sum(value), jnp.sum(weight)
+
+
+def weighted_mean(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
+    """Their quotient, or 0 where nothing has any weight."""
+    return numerator / jnp.where(denominator == 0, 1, denominator)
+
+
+def _callable(name: str, value: Any) -> Any:
+    if not callable(value):
+        raise ValueError(f"{name} is {value!r}; it must be a function")
+    return value
+
+
+def _from_linen(
+    model: Callable[[HParams], linen.Module],
+) -> tuple[Callable[..., PyTree], Callable[..., tuple[PyTree, PyTree]]]:
+    def build(hp: HParams) -> tuple[linen.Module, nn.CallSignature]:
+        module = model(hp)
+        if not isinstance(module, linen.Module):
+            got = type(module).__name__ if not inspect.isclass(module) else module
+            raise ValueError(
+                f"model(hp) returned {got}; it must return a flax.linen.Module "
+                "(for anything else there is jaxpack.Task.from_functions)"
+            )
+        return module, nn.call_signature(module)
+
+    def init(key: jax.Array, hp: HParams, x: PyTree) -> PyTree:
+        module, signature = build(hp)
+        with nn.intercept():
+            variables = dict(module.init(key, x, **signature.arguments(False, None)))
+        variables.pop("intermediates", None)
+        return {"params": {}} | variables
+
+    def apply(
+        variables: PyTree,
+        hp: HParams,
+        x: PyTree,
+        *,
+        train: bool,
+        key: jax.Array,
+        mask: jax.Array | None,
+    ) -> tuple[PyTree, PyTree]:
+        module, signature = build(hp)
+        state = {name: v for name, v in variables.items() if name != "params"}
+        arguments = signature.arguments(train, mask)
+        with nn.intercept(mask):
+            if not train:
+                return module.apply(variables, x, **arguments), state
+            # Streams of any name but "dropout" draw from the "params" key.
+            rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)}
+            outputs, new_state = module.apply(
+                variables, x, rngs=rngs, mutable=sorted(state), **arguments
+            )
+            return outputs, dict(new_state)
+
+    return init, apply

@@ -1,0 +1,279 @@
+"""Training a list of trials: the paper's pack, for any number of trials at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpack import step
+from jaxpack.engines import PackSpec
+from jaxpack.ledger import Ledger, check_seed, choose_metric, trial_seed
+from jaxpack.pack import Ready
+from jaxpack.planner import Plan, kinds_of_trials, plan
+from jaxpack.task import Task, check_batch_size
+from jaxpack.types import (
+    COMPLETE,
+    FAILED,
+    HParams,
+    LaneState,
+    Trial,
+    TrialResult,
+    check_hparam,
+)
+from jaxpack.worker import Pool
+
+
+def train(
+    task: Task,
+    trials: Sequence[Mapping[str, Any] | TrialResult],
+    *,
+    epochs: int | Sequence[int] | None = None,
+    steps: int | Sequence[int] | None = None,
+    horizon: int | Sequence[int] | None = None,
+    engine: str = "auto",
+    seed: int = 0,
+    max_lanes: int | None = None,
+    workers: int | None = None,
+    metric: str | None = None,
+    mode: str | None = None,
+    evaluate_every: int | None = None,
+) -> list[TrialResult]:
+    """Trains trials together, each as if it were alone.
+
+    Args:
+      task: What is trained.
+      trials: The hparams of each trial, or a `TrialResult` with its weights, which
+        goes on from there to `epochs` in total. They are numbered from 0.
+      epochs: How long to train, one number for all or one a trial. 0 gives the
+        initial state.
+      steps: The same in steps. Exactly one of `epochs` and `steps` is given.
+      horizon: The `hp.total_steps` that schedules see, in the same unit and before
+        the conversion to steps; how long the trial trains if None.
+      engine: "packed", "solo", or "auto" for what suits the device.
+      seed: Fixes the weights, the dropout masks and the order of the data.
+      max_lanes: Widest pack allowed.
+      workers: Worker threads; a core each on a CPU, one a device elsewhere.
+      metric: What `score` is; the task's first metric if None.
+      mode: "min" or "max"; told from the metric's name if None.
+      evaluate_every: Evaluate every so many epochs (or steps), not only at the end.
+
+    Returns:
+      A result a trial, in the order given, with its weights.
+
+    Raises:
+      ValueError: If an argument is not what it should be.
+      Exception: Whatever the task's own functions raise for every trial alike.
+
+    Examples:
+      >>> import jaxpack as jp, optax
+      >>> task = jp.Task(
+      ...     model=lambda hp: jp.models.MLP(width=16, depth=1),
+      ...     optimizer=lambda hp: optax.sgd(hp.learning_rate),
+      ...     dataset=jp.data.load("digits"),
+      ... )
+      >>> results = jp.train(
+      ...     task, [{"learning_rate": 0.1}, {"learning_rate": 0.01}], epochs=1
+      ... )
+      >>> [result.status for result in results]
+      ['COMPLETE', 'COMPLETE']
+    """
+    metric, mode = choose_metric(task, metric, mode)
+    seed = check_seed(seed)
+    numbered = _numbered(trials)
+    if not numbered:
+        return []
+    unit, amounts = _amounts(epochs, steps, len(numbered))
+    horizons = amounts if horizon is None else _spread("horizon", horizon, len(trials))
+    spes = [steps_per_epoch(task, trial.hparams) for trial in numbered]
+    targets = [in_steps(a, unit, spe) for a, spe in zip(amounts, spes, strict=True)]
+    total = [in_steps(h, unit, spe) for h, spe in zip(horizons, spes, strict=True)]
+    made = plan(
+        task,
+        numbered,
+        kinds_of_trials(numbered),
+        total,
+        engine=engine,
+        max_lanes=max_lanes,
+        workers=workers,
+    )
+    ledger = Ledger(numbered, metric, mode)
+    for trial_id, reason in made.failed.items():
+        ledger.fail(trial_id, reason)
+    ready = [
+        make_ready(
+            trial,
+            made,
+            order=(-target, trial.trial_id),
+            stops=_stops(target, evaluate_every, unit, spe),
+            total_steps=horizon_steps,
+            going_on=given if isinstance(given, TrialResult) else None,
+        )
+        for trial, given, target, spe, horizon_steps in zip(
+            numbered, trials, targets, spes, total, strict=True
+        )
+        if trial.trial_id not in made.failed
+    ]
+    longest = max(-(-t // spe) for t, spe in zip(targets, spes, strict=True))
+    with Pool(task.dataset, seed, longest, made.workers) as pool:
+        pool.submit(ready)
+        running = {r.trial_id for r in ready}
+        while running:
+            reading = pool.get()
+            assert reading is not None
+            ledger.read(reading, spes[reading.trial_id], {})
+            if reading.done:
+                running.remove(reading.trial_id)
+    return [ledger.result(trial.trial_id, COMPLETE, seed=seed) for trial in numbered]
+
+
+def steps_per_epoch(task: Task, hparams: HParams) -> int:
+    """Steps in an epoch of one trial; the last may be of fewer examples."""
+    count = task.dataset.num_train
+    return -(
+        -count // check_batch_size(hparams.get("batch_size", task.batch_size), count)
+    )
+
+
+def in_steps(amount: int, unit: str, spe: int) -> int:
+    """A resource in steps."""
+    return amount * spe if unit == "epochs" else amount
+
+
+def make_ready(
+    trial: Trial,
+    made: Plan,
+    *,
+    order: tuple[float, ...],
+    stops: tuple[int, ...],
+    total_steps: int,
+    state: LaneState | None = None,
+    going_on: TrialResult | None = None,
+) -> Ready:
+    """A trial as the workers take it.
+
+    Args:
+      trial: The trial.
+      made: The plan it is part of.
+      order: Its place among the ready trials.
+      stops: Steps at which it is evaluated.
+      total_steps: Its schedule's horizon.
+      state: Its state, if it goes on from one.
+      going_on: The result it goes on from, in place of `state`.
+
+    Raises:
+      ValueError: If `going_on` does not fit.
+    """
+    pack = made.pack_of(trial.trial_id)
+    if going_on is not None:
+        state = state_of(going_on, pack, stops[-1])
+    values = dict(trial.hparams) | {"total_steps": total_steps}
+    return Ready(
+        order=order,
+        trial_id=trial.trial_id,
+        pack=pack,
+        lane=step.lane_values(pack.program.lane_hparams, values),
+        trial_seed=trial_seed(trial.hparams, trial.trial_id),
+        state=state,
+        step=0 if state is None else int(state.step),
+        stops=stops,
+    )
+
+
+def state_of(result: TrialResult, pack: PackSpec, target: int) -> LaneState:
+    """The state that a result's training goes on from.
+
+    Raises:
+      ValueError: If the result failed or holds no weights, they are not of the task's
+        shapes and dtypes, or it has trained for longer than asked.
+    """
+    name = f"trial {result.trial_id}"
+    if result.status == FAILED:
+        raise ValueError(f"{name} has FAILED and cannot go on: {result.reason}")
+    if result.params is None or result.opt_state is None:
+        raise ValueError(f"{name} cannot go on: its weights were not kept")
+    if result.steps > target:
+        raise ValueError(
+            f"{name} has trained for {result.steps} steps, more than the {target} that "
+            "it should have in total"
+        )
+    program = pack.program
+    batches = (result.steps - 1) % program.steps_per_epoch + 1
+    examples = min(batches * program.batch_size, program.num_examples)
+    loss = result.history[-1]["train_loss"] if result.steps and result.history else 0.0
+    state = LaneState(
+        params=result.params,
+        model_state=result.model_state,
+        opt_state=result.opt_state,
+        key=result.key,
+        step=np.int32(result.steps),
+        target_step=np.int32(target),
+        first_bad_step=np.int32(-1),
+        epoch_loss=np.float32(loss * examples),
+    )
+    expected = jax.tree.structure(pack.state)
+    if jax.tree.structure(state) != expected:
+        raise ValueError(f"{name} cannot go on: its weights are of another model")
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(pack.state),
+        jax.tree.leaves(state),
+        strict=True,
+    ):
+        if (a.shape, a.dtype) != (np.shape(b), b.dtype):
+            raise ValueError(
+                f"{name} cannot go on: {jax.tree_util.keystr(path)} is "
+                f"{b.dtype}{list(np.shape(b))}, the task's is {a.dtype}{list(a.shape)}"
+            )
+    return state
+
+
+def _numbered(trials: Sequence[Mapping[str, Any] | TrialResult]) -> list[Trial]:
+    if isinstance(trials, Mapping) or not isinstance(trials, Sequence):
+        raise ValueError(
+            f"trials is a {type(trials).__name__}; give a list of hparams, one "
+            "mapping a trial"
+        )
+    numbered = []
+    for i, given in enumerate(trials):
+        hparams = given.hparams if isinstance(given, TrialResult) else given
+        if not isinstance(hparams, Mapping):
+            raise ValueError(f"trials[{i}] is {given!r}; it must map hparams to values")
+        checked = {name: check_hparam(name, value) for name, value in hparams.items()}
+        numbered.append(Trial(i, HParams(checked)))
+    return numbered
+
+
+def _amounts(
+    epochs: int | Sequence[int] | None, steps: int | Sequence[int] | None, count: int
+) -> tuple[str, list[int]]:
+    if (epochs is None) == (steps is None):
+        raise ValueError(
+            f"epochs is {epochs!r} and steps is {steps!r}; give exactly one of them"
+        )
+    if epochs is not None:
+        return "epochs", _spread("epochs", epochs, count)
+    return "steps", _spread("steps", steps, count)
+
+
+def _spread(name: str, value: Any, count: int) -> list[int]:
+    """One whole number for every trial."""
+    values = (
+        list(value) if isinstance(value, Sequence | np.ndarray) else [value] * count
+    )
+    if len(values) != count:
+        raise ValueError(f"{name} has {len(values)} numbers for {count} trials")
+    for item in values:
+        if isinstance(item, bool) or not isinstance(item, int | np.integer) or item < 0:
+            raise ValueError(f"{name} is {item!r}; it must be a whole number >= 0")
+    return [int(item) for item in values]
+
+
+def _stops(target: int, every: int | None, unit: str, spe: int) -> tuple[int, ...]:
+    if every is None:
+        return (target,)
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise ValueError(f"evaluate_every is {every!r}; it must be a whole number >= 1")
+    stride = in_steps(every, unit, spe)
+    return (*range(stride, target, stride), target)

@@ -1,0 +1,90 @@
+"""Every lane equals the trial trained alone."""
+
+from __future__ import annotations
+
+import optax
+import pytest
+from reference import difference, train_alone
+from tiny import CNN, MLP
+
+import jaxpack as jp
+
+ENGINES = ("packed", "solo")
+
+# Each as a function of the learning rate, with the tolerance of its family.
+OPTIMIZERS = {
+    "sgd": (optax.sgd, 1e-5),
+    "momentum": (lambda lr: optax.sgd(lr, momentum=0.9), 1e-5),
+    "nesterov": (lambda lr: optax.sgd(lr, momentum=0.9, nesterov=True), 1e-5),
+    "clipped": (
+        lambda lr: optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(lr)),
+        1e-5,
+    ),
+    "adam": (optax.adam, 5e-5),
+    "adamw": (lambda lr: optax.adamw(lr, weight_decay=1e-2), 5e-5),
+    "adagrad": (optax.adagrad, 5e-5),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_mlp_lanes_equal_trials_alone(tiny_dataset, name, engine):
+    make, tolerance = OPTIMIZERS[name]
+    task = jp.Task(
+        lambda hp: MLP(rate=hp.rate), lambda hp: make(hp.learning_rate), tiny_dataset
+    )
+    trials = [
+        {"learning_rate": lr, "rate": rate, "batch_size": size}
+        for lr, rate, size in (
+            (0.01, 0.0, 8),
+            (0.003, 0.3, 8),
+            (0.01, 0.2, 16),
+            (0.002, 0.6, 25),
+        )
+    ]
+    results = jp.train(task, trials, steps=100, engine=engine, seed=3)
+    for i, (hp, result) in enumerate(zip(trials, results, strict=True)):
+        params, _, opt_state = train_alone(
+            MLP(rate=hp["rate"]),
+            make(hp["learning_rate"]),
+            tiny_dataset.train,
+            steps=100,
+            batch_size=hp["batch_size"],
+            seed=3,
+            trial=i,
+            train_flag="train",
+        )
+        assert result.steps == 100
+        assert difference(result.params, params) <= tolerance
+        assert difference(result.opt_state, opt_state) <= tolerance
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_cnn_lanes_equal_trials_alone(tiny_images, batch_norm, name, engine):
+    make, tolerance = OPTIMIZERS[name]
+    task = jp.Task(
+        lambda hp: CNN(batch_norm=batch_norm, rate=hp.rate),
+        lambda hp: make(hp.learning_rate),
+        tiny_images,
+        batch_size=16,
+    )
+    trials = [
+        {"learning_rate": 0.01, "rate": 0.25},
+        {"learning_rate": 0.003, "rate": 0.5},
+    ]
+    results = jp.train(task, trials, steps=20, engine=engine, seed=1)
+    for i, (hp, result) in enumerate(zip(trials, results, strict=True)):
+        params, state, _ = train_alone(
+            CNN(batch_norm=batch_norm, rate=hp["rate"]),
+            make(hp["learning_rate"]),
+            tiny_images.train,
+            steps=20,
+            batch_size=16,
+            seed=1,
+            trial=i,
+            train_flag="train",
+        )
+        assert difference(result.params, params) <= tolerance
+        assert difference(result.model_state, state) <= tolerance

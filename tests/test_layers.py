@@ -1,0 +1,157 @@
+"""Imports inside the package point only downwards through its layers."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1] / "jaxpack"
+
+# The first part of a module's name under `jaxpack`, from the bottom layer to the top.
+LAYERS = (
+    {"types", "compat"},
+    {"trees", "jaxprs", "space", "schedulers", "policies", "data", "models"}
+    | {"nn", "conv", "optimizers", "schedules", "metrics"},
+    {"task", "step", "detect"},
+    {"engines"},
+    {"executables", "planner", "pack", "worker", "store"},
+    {"ledger", "sweep", "train", "explain", "report", "progress"},
+)
+LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names}
+
+# Imports within a layer; a package's modules may also import each other.
+SIDEWAYS = {
+    ("models", "conv"),
+    ("models", "nn"),
+    ("optimizers", "nn"),
+    ("step", "task"),
+    ("detect", "step"),
+    ("detect", "task"),
+    ("pack", "executables"),
+    ("worker", "executables"),
+    ("worker", "pack"),
+    ("train", "ledger"),
+    ("sweep", "ledger"),
+    ("sweep", "progress"),
+    ("report", "progress"),
+    ("sweep", "report"),
+    ("sweep", "train"),
+    ("explain", "ledger"),
+    ("explain", "sweep"),
+    ("explain", "train"),
+}
+
+HOST_ONLY = {"space", "schedulers", "policies"}
+ACCELERATOR = {"jax", "jaxlib", "flax", "optax", "chex", "orbax"}
+
+MODULES = sorted(
+    path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+    for path in ROOT.rglob("*.py")
+    if path != ROOT / "__init__.py"
+)
+
+
+def imports(source: str) -> set[str]:
+    """Returns the full names of what a module imports, wherever it does so."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            if module == "jaxpack":
+                found |= {f"jaxpack.{alias.name}" for alias in node.names}
+            else:
+                found.add(module)
+    return found
+
+
+def violations(module: str, source: str) -> list[str]:
+    """Returns the imports that a module may not have, with the reason."""
+    own = module.split(".")[0]
+    if own not in LAYER:
+        return [f"{module} is in no layer: add it to LAYERS"]
+    wrong = []
+    for name in sorted(imports(source)):
+        first, _, rest = name.partition(".")
+        target = rest.split(".")[0]
+        if not first:
+            wrong.append(f"{module} imports {name}: write the absolute name")
+        elif first != "jaxpack":
+            if own in HOST_ONLY and first in ACCELERATOR:
+                wrong.append(f"{module} imports {name}, but runs on the host only")
+        elif target not in LAYER:
+            wrong.append(f"{module} imports {name}, which is no module of a layer")
+        elif target == own or (own, target) in SIDEWAYS:
+            continue
+        elif LAYER[target] >= LAYER[own]:
+            wrong.append(f"{module} (L{LAYER[own]}) imports L{LAYER[target]} {name}")
+    return wrong
+
+
+def uses_outside_annotations(source: str, name: str) -> list[int]:
+    """Returns the lines where `name` is used other than in an annotation."""
+    tree = ast.parse(source)
+    annotations = set()
+    for node in ast.walk(tree):
+        for field in ("annotation", "returns"):
+            if (annotation := getattr(node, field, None)) is not None:
+                annotations |= set(ast.walk(annotation))
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and node.id == name and node not in annotations
+    ]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_downwards(module):
+    path = ROOT / (module.replace(".", "/") + ".py")
+    assert violations(module, path.read_text(encoding="utf-8")) == []
+
+
+def test_every_layer_is_checked():
+    assert {"types", "data.dataset", "schedulers.hyperband"} <= set(MODULES)
+
+
+def test_types_use_jax_in_annotations_only():
+    source = (ROOT / "types.py").read_text(encoding="utf-8")
+    assert uses_outside_annotations(source, "jax") == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "allowed"),
+    [
+        ("step", "from jaxpack.types import HParams", True),
+        ("step", "from jaxpack import nn, trees", True),
+        ("step", "import jaxpack.nn", True),
+        ("detect", "from jaxpack import step", True),
+        ("step", "from jaxpack import detect", False),
+        ("step", "from jaxpack.engines.packed import advance", False),
+        ("step", "from jaxpack.engines import packed", False),
+        ("step", "from jaxpack import trees, worker", False),
+        ("step", "def f():\n    from jaxpack import sweep", False),
+        ("step", "import jaxpack as jp", False),
+        ("step", "from jaxpack import Dataset", False),
+        ("step", "from . import trees", False),
+        ("models.lenet", "from jaxpack.models.mlp import MLP", True),
+        ("models.lenet", "from jaxpack.conv import conv_general_dilated", True),
+        ("trees", "from jaxpack.conv import conv_general_dilated", False),
+        ("types", "from jaxpack.trees import stack", False),
+        ("novelty", "", False),
+        ("space", "import numpy", True),
+        ("space", "import jax.numpy as jnp", False),
+        ("schedulers.hyperband", "from jax import lax", False),
+    ],
+)
+def test_the_check_itself(module, source, allowed):
+    assert (violations(module, source) == []) == allowed
+
+
+def test_the_check_of_annotations_itself():
+    assert (
+        uses_outside_annotations("def f(x: jax.Array) -> jax.Array: ...", "jax") == []
+    )
+    assert uses_outside_annotations("y: jax.Array = 0\nx = jax.numpy", "jax") == [2]
