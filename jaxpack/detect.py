@@ -9,13 +9,14 @@ differ is one real step run both ways.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import linecache
 import os
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax
@@ -27,7 +28,7 @@ import optax
 from jaxpack import jaxprs, step, trees
 from jaxpack.step import LaneHParam, Program
 from jaxpack.task import Functions, Task, check_batch_size
-from jaxpack.types import HParams, PyTree
+from jaxpack.types import HParams, LaneState, PyTree
 
 TOLERANCE = 1e-5
 _CHEAP: dict[str, bool | str] = {"xla_backend_optimization_level": "0"}
@@ -164,7 +165,7 @@ def detect(
     key = [(name, value) for name, value in static.items() if name not in unread]
     _check_declared(kinds, key, reasons, hints, reads)
     program = Program(
-        fingerprint=jaxprs.fingerprint(jaxprs.flatten(traced.jaxpr)),
+        fingerprint=jaxprs.fingerprint(traced.flat()),
         lane_hparams=lanes,
         batch_size=probe.batch_size,
         num_examples=task.dataset.num_train,
@@ -182,11 +183,20 @@ def detect(
 
 
 class _Trace(NamedTuple):
-    """One way of tracing the probe: `lanes` as arguments, the rest Python values."""
+    """The probe traced with `lanes` as arguments, the other hparams Python values.
+
+    The step is traced apart from the initialisation: after it, the first step's
+    count would be a known zero, and schedules would fold away.
+    """
 
     lanes: tuple[LaneHParam, ...]
-    jaxpr: Any
+    init: Any
+    step: Any
     state: PyTree
+
+    def flat(self, known: Mapping[int, Any] | None = None) -> tuple[jaxprs.Flat, ...]:
+        """Both computations, flattened."""
+        return tuple(jaxprs.flatten(jaxpr, known) for jaxpr in (self.init, self.step))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,45 +230,56 @@ class _Probe:
         static = tuple((n, v) for n, v in self.values.items() if n not in names)
         return step.bind_hparams(tuple(lanes), static, values, self.steps_per_epoch)
 
-    def run(
+    def init(
+        self, lanes: Sequence[LaneHParam], values: Any, seed: Any, x: PyTree
+    ) -> LaneState:
+        with self._noting_reads(lanes, values) as hp:
+            return step.init(self.functions, hp, seed, seed, x)
+
+    def step(
         self,
         lanes: Sequence[LaneHParam],
-        values: Mapping[str, jax.Array],
-        seed: Any,
-        trial: Any,
+        values: Any,
+        state: LaneState,
         x: PyTree,
         y: PyTree,
         mask: Any,
-    ) -> tuple[PyTree, PyTree, PyTree]:
-        hp = self.bind(lanes, values)
-        try:
-            state = step.init(self.functions, hp, seed, trial, x)
+    ) -> tuple[LaneState, PyTree]:
+        with self._noting_reads(lanes, values) as hp:
             new, _ = step.update(self.functions, hp, state, x, y, mask)
-            metrics = step.metric_parts(
+            return new, step.metric_parts(
                 self.functions, hp, new.params, new.model_state, x, y, mask
             )
-        finally:
-            for name, place in hp.reads_.items():
-                self.reads.setdefault(name, place)
-        return state, new, metrics
 
     def trace(self, lanes: Sequence[LaneHParam]) -> _Trace:
         lanes = tuple(lanes)
+        values = step.lane_avals(lanes)
+        size = self.batch_size
         batch = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(
-                (self.batch_size, *leaf.shape[1:]), leaf.dtype
-            ),
+            lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype),
             self.data,
         )
         seed = jax.ShapeDtypeStruct((), np.uint32)
-        mask = jax.ShapeDtypeStruct((self.batch_size,), bool) if self.ragged else None
-        jaxpr, shapes = jax.make_jaxpr(
-            functools.partial(self.run, lanes), return_shape=True
-        )(step.lane_avals(lanes), seed, seed, *batch, mask)
-        state = jax.tree.map(
-            lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), shapes[0]
+        mask = jax.ShapeDtypeStruct((size,), bool) if self.ragged else None
+        init = functools.partial(self.init, lanes)
+        init_jaxpr, shapes = jax.make_jaxpr(init, return_shape=True)(
+            values, seed, batch[0]
         )
-        return _Trace(lanes, jaxpr, state)
+        state = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), shapes)
+        one_step = functools.partial(self.step, lanes)
+        step_jaxpr = jax.make_jaxpr(one_step)(values, state, *batch, mask)
+        return _Trace(lanes, init_jaxpr, step_jaxpr, state)
+
+    @contextlib.contextmanager
+    def _noting_reads(
+        self, lanes: Sequence[LaneHParam], values: Mapping[str, jax.Array]
+    ) -> Iterator[HParams]:
+        hp = self.bind(lanes, values)
+        try:
+            yield hp
+        finally:
+            for name, place in hp.reads_.items():
+                self.reads.setdefault(name, place)
 
     def small_batch(self) -> tuple[PyTree, PyTree]:
         return jax.tree.map(lambda leaf: leaf[: self.SIZE], self.data)
@@ -353,9 +374,10 @@ def _agree(
         for i, name in enumerate(names)
         if name not in {choice.name for choice in choices}
     }
-    a = jaxprs.flatten(traced.jaxpr, known)
-    b = jaxprs.flatten(other.jaxpr)
-    return jaxprs.same(a, b) or _once(
+    a, b = traced.flat(known), other.flat()
+    if all(map(jaxprs.same, a, b)):
+        return True
+    return _once(
         ("agree", jaxprs.fingerprint(a), jaxprs.fingerprint(b)),
         lambda: _difference(probe, lanes, choices) <= TOLERANCE,
     )
@@ -370,8 +392,11 @@ def _difference(
     mask = np.ones(size, bool) if probe.ragged else None
 
     def compare(values: Any, other_values: Any, seed: Any) -> jax.Array:
-        a = probe.run(lanes, values, seed, seed, x, y, mask)
-        b = probe.run(others, other_values, seed, seed, x, y, mask)
+        def run(lanes: Sequence[LaneHParam], values: Any) -> PyTree:
+            state = probe.init(lanes, values, seed, x)
+            return state, probe.step(lanes, values, state, x, y, mask)
+
+        a, b = run(lanes, values), run(others, other_values)
         return jnp.stack(jax.tree.leaves(jax.tree.map(_distance, a, b))).max()
 
     arguments = [step.lane_values(tuple(ls), probe.values) for ls in (lanes, others)]
@@ -427,7 +452,7 @@ def _mixes_examples(probe: _Probe, lanes: tuple[LaneHParam, ...]) -> bool:
         compiled = traced.lower().compile(compiler_options=_CHEAP)
         return float(compiled(step.lane_values(lanes, probe.values))) > TOLERANCE
 
-    name = jaxprs.fingerprint(jaxprs.flatten(traced.jaxpr))
+    name = jaxprs.fingerprint([jaxprs.flatten(traced.jaxpr)])
     return _once(("mixes", name), run)
 
 
@@ -513,7 +538,7 @@ def _findings(
     reads: Mapping[str, tuple[str, int]],
     traced: _Trace,
 ) -> tuple[Finding, ...]:
-    reached = jaxprs.used(jaxprs.flatten(traced.jaxpr))
+    reached = set().union(*map(jaxprs.used, traced.flat()))
     order = sorted(lane.name for lane in traced.lanes)
     findings = []
     for name in kinds:

@@ -216,9 +216,9 @@ def used(flat: Flat) -> set[int]:
     return needed
 
 
-def fingerprint(flat: Flat) -> str:
+def fingerprint(flats: Sequence[Flat]) -> str:
     """A hash of what is computed, the same in every process."""
-    return hashlib.sha256(repr(flat).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr(tuple(flats)).encode()).hexdigest()[:16]
 
 
 def _fold(eqn: Any, operands: tuple[int | Known, ...]) -> Known | None:

@@ -57,13 +57,11 @@ def best_row(trial: TrialResult, metric: str, mode: str) -> dict[str, Any] | Non
       {'steps': 1, 'loss': 0.5}
     """
     sign = _sign(mode)
-    finite = [
-        row
-        for row in trial.history
-        if math.isfinite(row.get(metric, math.nan))
-        and math.isfinite(row.get("loss", 0.0))
-    ]
-    return max(finite, key=lambda row: (sign * row[metric], row["steps"]), default=None)
+    return max(
+        _scored(trial, metric),
+        key=lambda row: (sign * row[metric], row["steps"]),
+        default=None,
+    )
 
 
 def ranked(trials: Sequence[TrialResult], metric: str, mode: str) -> list[TrialResult]:
@@ -143,7 +141,11 @@ def to_pandas(trials: Sequence[TrialResult], metric: str) -> pd.DataFrame:
 
 
 def trials_table(
-    trials: Sequence[TrialResult], metric: str, mode: str, k: int = 10
+    trials: Sequence[TrialResult],
+    metric: str,
+    mode: str,
+    k: int = 10,
+    narrow: bool = False,
 ) -> Table:
     """A table of the best trials, each at its best reading.
 
@@ -152,32 +154,44 @@ def trials_table(
       metric: The metric they are ranked by.
       mode: `"min"` if low values are good, `"max"` if high ones are.
       k: How many to show at most.
+      narrow: Whether all hparams share a column, in as many lines as they need.
     """
-    table = Table(box=None, padding=(0, 2, 0, 0))
     names = list(dict.fromkeys(name for trial in trials for name in trial.hparams))
-    for name in ("trial", metric, "status", "epochs", *names):
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("trial", metric, "status", "epochs", *(() if narrow else names)):
         justify = "left" if name == "status" else "right"
         # In two lines if it has two words: the numbers below are shorter.
-        table.add_column(name.replace("_", "_\n"), justify=justify)
+        table.add_column(name.replace("_", "_\n"), justify=justify, no_wrap=True)
+    if narrow:
+        table.add_column("hparams")
     for trial in ranked(trials, metric, mode)[:k]:
         row = best_row(trial, metric, mode) or {}
+        hparams = {name: _cell(trial.hparams.get(name)) for name in names}
+        together = " ".join(f"{name}={cell}" for name, cell in hparams.items())
         table.add_row(
             str(trial.trial_id),
             format_number(row[metric]),
             trial.status,
             format_number(row.get("epochs")),
-            *(_cell(trial.hparams.get(name)) for name in names),
+            *([together] if narrow else hparams.values()),
         )
     return table
 
 
-def print_table(table: Table) -> None:
-    """Prints a table to stdout; its lines are not broken where that is no terminal."""
+def print_table(table: Table, narrow: Table | None = None) -> None:
+    """Prints a table to stdout.
+
+    Args:
+      table: The table. Its lines are not broken where stdout is no terminal.
+      narrow: What to print in its place if the terminal is too narrow for it.
+    """
     console = Console()
+    unbounded = console.options.update(width=10_000)
+    width = console.measure(table, options=unbounded).maximum
     if not console.is_terminal:
-        unbounded = console.options.update(width=10_000)
-        console = Console(width=console.measure(table, options=unbounded).maximum)
-    console.print(table)
+        console = Console(width=width)
+    fits = width <= console.width
+    console.print(table if fits or narrow is None else narrow)
 
 
 def plot_rungs(
@@ -189,8 +203,8 @@ def plot_rungs(
 ) -> pathlib.Path:
     """Draws the scores of trials against resource, a panel a bracket.
 
-    A trial is a line through its rungs that ends where it was stopped. Scores far
-    worse than the others are drawn at the edge, as triangles.
+    A trial is a line through its rungs that ends where it was stopped. Where scores
+    are far worse than the others, the edge has a triangle with their number.
 
     Args:
       trials: The trials.
@@ -213,32 +227,41 @@ def plot_rungs(
     size = (max(5.5, 0.8 + 2.5 * columns), 1.2 + 3.0 * rows)
     figure = Figure(size, layout="constrained")
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    limits = _y_limits(trials, metric, mode)
-    grid[0, 0].set_ylim(*limits)
+    grid[0, 0].set_ylim(*_y_limits(trials, metric, mode))
     _scale_x(grid[0, 0], trials, unit)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     for axes, (bracket, members) in zip(
         grid.flat, sorted(panels.items()), strict=False
     ):
-        # The trials that got furthest are drawn last, over the others.
-        for trial in sorted(members, key=lambda trial: trial.steps):
-            _draw_trial(axes, trial, metric, unit, limits)
-        _draw_failures(axes, members, unit)
         name = f"bracket {bracket}: " if bracket >= 0 else ""
         axes.set_title(f"{name}{len(members)} trials", fontsize=9)
-        axes.set_xlabel(f"{unit} (log scale)", fontsize=8)
-        axes.tick_params(labelbottom=True, labelsize=8)
-        axes.grid(axis="y", alpha=0.3)
+        _draw_panel(axes, members, metric, unit)
     for trial in ranked(trials, metric, mode)[:1]:
         place = sorted(panels).index(-1 if trial.bracket is None else trial.bracket)
         _mark_best(grid.flat[place], trial, best_row(trial, metric, mode), metric, unit)
     figure.suptitle(f"{metric} of {len(trials)} trials", fontsize=11)
-    _legend(figure)
+    _legend(figure, columns=6 if columns > 2 else 3)
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     return path
+
+
+def _draw_panel(
+    axes: Axes, trials: Sequence[TrialResult], metric: str, unit: str
+) -> None:
+    axes.set_xlabel(f"{unit} (log scale)", fontsize=8)
+    axes.tick_params(labelbottom=True, labelsize=8)
+    axes.grid(axis="y", alpha=0.3)
+    # The trials that got furthest come last, over the others.
+    for trial in sorted(trials, key=lambda trial: trial.steps):
+        x, y = _points(trial, metric, unit)
+        color, width = _LINES[_fate(trial)]
+        axes.plot(x, y, ".-", color=color, linewidth=width, markersize=5, alpha=0.8)
+        if trial.status != COMPLETE:
+            axes.plot(x[-1:], y[-1:], ".", color=_GREY, markersize=5)
+    _mark_bad(axes, trials, metric, unit)
 
 
 def _points(
@@ -246,27 +269,23 @@ def _points(
 ) -> tuple[np.ndarray, np.ndarray]:
     """What a trial had had and scored at each reading, both `[readings]` float64."""
     # A logarithmic axis has no zero.
-    rows = [row for row in trial.history if row[unit] > 0]
-    x, y = [row[unit] for row in rows], [row.get(metric) for row in rows]
-    x, y = _floats(x), _floats(y)
-    return x[np.isfinite(y)], y[np.isfinite(y)]
+    rows = [row for row in _scored(trial, metric) if row[unit] > 0]
+    return _floats(row[unit] for row in rows), _floats(row[metric] for row in rows)
 
 
 def _y_limits(
     trials: Sequence[TrialResult], metric: str, mode: str
 ) -> tuple[float, float]:
     """Limits that show every good score, and of the bad ones those near the others."""
-    rows = [row for trial in trials for row in trial.history]
-    scores = _floats(row.get(metric) for row in rows)
-    good = _sign(mode) * scores[np.isfinite(scores)]
+    rows = [row for trial in trials for row in _scored(trial, metric)]
+    good = _sign(mode) * _floats(row[metric] for row in rows)
     if not good.size:
         return 0.0, 1.0
-    quarter, half = np.percentile(good, [25, 50])
     top = good.max()
-    bottom = max(good.min(), quarter - 2 * max(top - quarter, half - quarter))
-    # Room for the name of the best, and for the failures.
+    bottom = max(good.min(), top - 4 * (top - np.median(good)))
+    # Room for the name of the best, and for the marks at the bottom.
     pad = (top - bottom) or max(abs(top), 1.0)
-    low, high = sorted(_sign(mode) * np.array([top + 0.15 * pad, bottom - 0.1 * pad]))
+    low, high = sorted(_sign(mode) * np.array([top + 0.15 * pad, bottom - 0.15 * pad]))
     return float(low), float(high)
 
 
@@ -281,37 +300,34 @@ def _scale_x(axes: Axes, trials: Sequence[TrialResult], unit: str) -> None:
         axes.minorticks_off()
 
 
-def _draw_trial(
-    axes: Axes,
-    trial: TrialResult,
-    metric: str,
-    unit: str,
-    limits: tuple[float, float],
+def _mark_bad(
+    axes: Axes, trials: Sequence[TrialResult], metric: str, unit: str
 ) -> None:
-    x, y = _points(trial, metric, unit)
-    inside = np.clip(y, *limits)
-    color, width = _LINES[_fate(trial)]
-    axes.plot(x, inside, ".-", color=color, linewidth=width, markersize=5, alpha=0.8)
-    if trial.status != COMPLETE:
-        axes.plot(x[-1:], inside[-1:], ".", color=_GREY, markersize=5)
-    for edge, marker in zip(limits, "v^", strict=True):
-        off = (y != inside) & (inside == edge)
-        if off.any():
-            axes.plot(x[off], inside[off], marker, color=_GREY, clip_on=False)
-
-
-def _draw_failures(axes: Axes, trials: Sequence[TrialResult], unit: str) -> None:
-    """Marks at the bottom where trials failed, with their number if it is not one."""
+    """Marks at the edges where scores are off them, and where trials failed."""
+    low, high = axes.get_ylim()
     left, right = axes.get_xlim()
+    below, above = Counter[float](), Counter[float]()
+    for x, y in (_points(trial, metric, unit) for trial in trials):
+        below.update(x[y < low])
+        above.update(x[y > high])
     failed = Counter(
         min(max(trial.history[-1][unit] if trial.history else 0, left), right)
         for trial in trials
         if trial.status == FAILED
     )
-    for x, count in failed.items():
-        at = (x, 0.03)
-        transform = axes.get_xaxis_transform()
-        axes.plot(*at, "x", color=_RED, markersize=6, transform=transform)
+    _mark_counts(axes, below, 0.025, "v", _GREY)
+    _mark_counts(axes, above, 0.975, "^", _GREY)
+    _mark_counts(axes, failed, 0.085, "x", _RED)
+
+
+def _mark_counts(
+    axes: Axes, counts: Mapping[float, int], height: float, marker: str, color: str
+) -> None:
+    """Puts marks at a height, in axes from 0 to 1, with their number if it is not 1."""
+    transform = axes.get_xaxis_transform()
+    for x, count in counts.items():
+        at = (x, height)
+        axes.plot(*at, marker, color=color, markersize=5, transform=transform)
         if count > 1:
             axes.annotate(
                 f"{count}",
@@ -319,7 +335,7 @@ def _draw_failures(axes: Axes, trials: Sequence[TrialResult], unit: str) -> None
                 xytext=(5, -3),
                 xycoords=transform,
                 textcoords="offset points",
-                color=_RED,
+                color=color,
                 fontsize=8,
             )
 
@@ -350,7 +366,7 @@ def _fate(trial: TrialResult) -> str:
     return "promoted, then stopped" if trial.rung else STOPPED
 
 
-def _legend(figure: Figure) -> None:
+def _legend(figure: Figure, columns: int) -> None:
     from matplotlib.lines import Line2D
 
     lines = [
@@ -359,15 +375,26 @@ def _legend(figure: Figure) -> None:
     ]
     marks = [
         Line2D([], [], linestyle="", marker=marker, color=color, label=label)
-        for marker, color, label in (("*", _ORANGE, "best"), ("x", _RED, "failed"))
+        for marker, color, label in (
+            ("*", _ORANGE, "best"),
+            ("v", _GREY, "worse than shown"),
+            ("x", _RED, "failed"),
+        )
     ]
+    place = "outside lower center"
     figure.legend(
-        handles=lines + marks,
-        loc="outside lower center",
-        ncols=5,
-        fontsize=8,
-        frameon=False,
+        handles=lines + marks, loc=place, ncols=columns, fontsize=8, frameon=False
     )
+
+
+def _scored(trial: TrialResult, metric: str) -> list[dict[str, Any]]:
+    """The rows of a trial's history that have a score, from before it failed."""
+    return [
+        row
+        for row in trial.history
+        if math.isfinite(row.get(metric, math.nan))
+        and math.isfinite(row.get("loss", 0.0))
+    ]
 
 
 def _sign(mode: str) -> int:

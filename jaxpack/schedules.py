@@ -199,11 +199,12 @@ def _is_number(value: Any) -> bool:
 
 
 def _as_float(value: Any) -> Any:
-    return float(value) if isinstance(value, int) else value
+    # By arithmetic, so that a traced number goes the way of a Python one.
+    return value * 1.0
 
 
 def _whole(steps: Any) -> Any:
-    return int(steps) if _is_number(steps) else jnp.floor(steps)
+    return float(int(steps)) if _is_number(steps) else jnp.floor(_as_float(steps))
 
 
 def _check_positive(name: str, value: Any) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from jaxpack import conv
 from jaxpack.conv import conv_general_dilated
 
 NHWC = ("NHWC", "HWIO", "NHWC")
@@ -38,11 +39,11 @@ def assert_close(ours, stock, atol=2e-5):
         np.testing.assert_allclose(*wide, atol=atol, rtol=1e-5)
 
 
-def value_and_gradients(conv, *args, **kwargs):
+def value_and_gradients(convolve, *args, **kwargs):
     """Returns a function of x and w: the convolution and both its gradients."""
 
     def compute(x, w):
-        y, pullback = jax.vjp(lambda x, w: conv(x, w, *args, **kwargs), x, w)
+        y, pullback = jax.vjp(lambda x, w: convolve(x, w, *args, **kwargs), x, w)
         return y, pullback(jnp.sin(y))
 
     return compute
@@ -82,6 +83,18 @@ def test_bfloat16(channels):
     args = ((1, 1), "SAME", None, None, NHWC)
     ours, stock = both(lambda conv: value_and_gradients(conv, *args), x, w)
     assert_close(ours, stock, atol=0.25)
+
+
+@pytest.mark.parametrize("by", ["x", "w", "y"])
+def test_other_platforms_compute_the_same(by):
+    x, w = normal(0, 2, 8, 9, 3), normal(1, 3, 3, 3, 4)
+    pads = ((1, 0), (2, 1))
+    geometry = conv._Geometry((8, 9), (3, 3), (2, 1), pads, (1, 2), None)
+    args = {"x": x, "w": w, "y": conv._output(geometry, x, w)}
+    others = [value for name, value in args.items() if name != by]
+    native = conv._NATIVE[by](geometry, *others)
+    assert native.shape == args[by].shape
+    assert_close(conv._ON_CPU[by](geometry, *others), native, atol=1e-4)
 
 
 IN_AXES = {"own input": (0, 0), "shared input": (None, 0), "shared kernel": (0, None)}
@@ -269,8 +282,8 @@ def test_preferred_element_type():
 def test_wrong_arguments_raise_as_stock(strides, padding, channels):
     x, w = normal(0, 2, 6, 6, 3), normal(1, 3, 3, channels, 4)
     raised = []
-    for conv in (conv_general_dilated, lax.conv_general_dilated):
+    for convolve in (conv_general_dilated, lax.conv_general_dilated):
         with pytest.raises(Exception) as error:
-            conv(x, w, strides, padding, dimension_numbers=NHWC)
+            convolve(x, w, strides, padding, dimension_numbers=NHWC)
         raised.append((error.type, str(error.value)))
     assert raised[0] == raised[1]

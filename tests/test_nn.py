@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -161,7 +162,7 @@ class Drop(linen.Module):
 def dropped(rate, x, options, kwargs):
     rngs = {"dropout": KEY, "other": jax.random.key(7)}
 
-    def apply(x):
+    def apply(x) -> Any:
         return Drop(rate, tuple(options.items())).apply({}, x, rngs=rngs, **kwargs)
 
     y, pullback = jax.vjp(apply, x)
@@ -256,8 +257,9 @@ def rematerialised(rate):
 
 
 def scanned(rate):
-    split = {"params": True, "dropout": True}
-    return linen.scan(Block, {"params": 0}, split_rngs=split, length=3)(rate)
+    split: Any = {"params": True, "dropout": True}
+    axes: Any = {"params": 0}
+    return linen.scan(Block, axes, split_rngs=split, length=3)(rate)
 
 
 @pytest.mark.parametrize("wrap", [Block, rematerialised, scanned])
@@ -417,8 +419,8 @@ def test_masked_batch_norm_inside_transformations(kind):
     if kind == "remat":
         module = linen.remat(NormBlock)()
     else:
-        axes = {"params": 0, "batch_stats": 0}
-        split = {"params": True}
+        axes: Any = {"params": 0, "batch_stats": 0}
+        split: Any = {"params": True}
         module = linen.scan(NormBlock, axes, split_rngs=split, length=2)()
     x = jax.random.normal(jax.random.key(1), (5, 3))
     variables = jax.jit(module.init)(KEY, x)
@@ -437,7 +439,8 @@ def test_masked_batch_norm_inside_transformations(kind):
             padded = run(x)
         return padded, run(x[:3])
 
-    assert_tree_close(*jax.jit(compute)(x), 2e-5)
+    padded, alone = jax.jit(compute)(x)
+    assert_tree_close(padded, alone, 2e-5)
 
 
 # call_signature
@@ -473,7 +476,7 @@ class Masked(linen.Module):
     "module,flag,mask,arguments",
     [
         (Train(), "train", False, {"train": True}),
-        (Training(), "training", True, {"training": True, "mask": "m"}),
+        (Training(), "training", True, {"training": True, "mask": None}),
         (Deterministic(), "deterministic", False, {"deterministic": False}),
         (
             linen.remat(Deterministic)(),
@@ -482,11 +485,15 @@ class Masked(linen.Module):
             {"deterministic": False},
         ),
         (Plain(), None, False, {}),
-        (Masked(), None, True, {"mask": "m"}),
+        (Masked(), None, True, {"mask": None}),
         (linen.Sequential([linen.Dense(3)]), None, False, {}),
     ],
 )
 def test_call_signature(module, flag, mask, arguments):
     signature = call_signature(module)
     assert signature == CallSignature(flag, mask)
-    assert signature.arguments(True, "m") == arguments
+    assert signature.arguments(True, None) == arguments
+    masked = signature.arguments(False, jnp.array(True))
+    assert set(masked) == set(arguments)
+    assert masked.get("mask", jnp.array(True))
+    assert not flag or masked[flag] == (flag == "deterministic")
