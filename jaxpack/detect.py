@@ -9,29 +9,24 @@ differ is one real step run both ways.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import linecache
 import os
-import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpack import jaxprs, step, trees
+from jaxpack import jaxprs
+from jaxpack.probe import Probe, Trace, agree, mixes_examples
 from jaxpack.step import LaneHParam, Program
-from jaxpack.task import Functions, Task, check_batch_size
-from jaxpack.types import HParams, LaneState, PyTree
+from jaxpack.task import Task
+from jaxpack.types import HParams, PyTree
 
-TOLERANCE = 1e-5
-_CHEAP: dict[str, bool | str] = {"xla_backend_optimization_level": "0"}
 _LIBRARIES = tuple(
     os.path.dirname(os.path.abspath(module.__file__)) + os.sep
     for module in (jax, np, flax, optax)
@@ -146,7 +141,7 @@ def detect(
         or one declared `static=False` has to be.
       Exception: Whatever the task's own functions raise with Python values.
     """
-    probe = _Probe(task, hparams, total_steps)
+    probe = Probe(task, hparams, total_steps)
     python = probe.trace(())  # The user's own errors come from here, as they are.
     reads = probe.reads
     found = _Found()
@@ -170,7 +165,7 @@ def detect(
         batch_size=probe.batch_size,
         num_examples=task.dataset.num_train,
         eval_batch_size=task.eval_batch_size,
-        mixes_examples=_mixes_examples(probe, lanes),
+        mixes_examples=mixes_examples(probe, lanes),
         functions=task.functions,
         static=tuple({"total_steps": total_steps, **static}.items()),
     )
@@ -182,107 +177,12 @@ def detect(
     )
 
 
-class _Trace(NamedTuple):
-    """The probe traced with `lanes` as arguments, the other hparams Python values.
-
-    The step is traced apart from the initialisation: after it, the first step's
-    count would be a known zero, and schedules would fold away.
-    """
-
-    lanes: tuple[LaneHParam, ...]
-    init: Any
-    step: Any
-    state: PyTree
-
-    def flat(self, known: Mapping[int, Any] | None = None) -> tuple[jaxprs.Flat, ...]:
-        """Both computations, flattened."""
-        return tuple(jaxprs.flatten(jaxpr, known) for jaxpr in (self.init, self.step))
-
-
 @dataclasses.dataclass(frozen=True)
 class _Found:
     """Why hparams cannot be traced, and what may be done about it."""
 
     reasons: dict[str, str] = dataclasses.field(default_factory=dict)
     hints: dict[str, str] = dataclasses.field(default_factory=dict)
-
-
-class _Probe:
-    """A trial's initialisation, one step and one evaluation on a small batch."""
-
-    SIZE = 4
-
-    def __init__(self, task: Task, hparams: HParams, total_steps: int):
-        self.functions: Functions = task.functions
-        self.batch_size = check_batch_size(
-            hparams.get("batch_size", task.batch_size), task.dataset.num_train
-        )
-        self.values = dict(hparams) | {"total_steps": total_steps}
-        self.steps_per_epoch = -(-task.dataset.num_train // self.batch_size)
-        self.ragged = bool(task.dataset.num_train % self.batch_size)
-        self.data = task.dataset.train
-        self.reads: dict[str, tuple[str, int]] = {}
-
-    def bind(
-        self, lanes: Sequence[LaneHParam], values: Mapping[str, jax.Array]
-    ) -> HParams:
-        names = {lane.name for lane in lanes}
-        static = tuple((n, v) for n, v in self.values.items() if n not in names)
-        return step.bind_hparams(tuple(lanes), static, values, self.steps_per_epoch)
-
-    def init(
-        self, lanes: Sequence[LaneHParam], values: Any, seed: Any, x: PyTree
-    ) -> LaneState:
-        with self._noting_reads(lanes, values) as hp:
-            return step.init(self.functions, hp, seed, seed, x)
-
-    def step(
-        self,
-        lanes: Sequence[LaneHParam],
-        values: Any,
-        state: LaneState,
-        x: PyTree,
-        y: PyTree,
-        mask: Any,
-    ) -> tuple[LaneState, PyTree]:
-        with self._noting_reads(lanes, values) as hp:
-            new, _ = step.update(self.functions, hp, state, x, y, mask)
-            return new, step.metric_parts(
-                self.functions, hp, new.params, new.model_state, x, y, mask
-            )
-
-    def trace(self, lanes: Sequence[LaneHParam]) -> _Trace:
-        lanes = tuple(lanes)
-        values = step.lane_avals(lanes)
-        size = self.batch_size
-        batch = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype),
-            self.data,
-        )
-        seed = jax.ShapeDtypeStruct((), np.uint32)
-        mask = jax.ShapeDtypeStruct((size,), bool) if self.ragged else None
-        init = functools.partial(self.init, lanes)
-        init_jaxpr, shapes = jax.make_jaxpr(init, return_shape=True)(
-            values, seed, batch[0]
-        )
-        state = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), shapes)
-        one_step = functools.partial(self.step, lanes)
-        step_jaxpr = jax.make_jaxpr(one_step)(values, state, *batch, mask)
-        return _Trace(lanes, init_jaxpr, step_jaxpr, state)
-
-    @contextlib.contextmanager
-    def _noting_reads(
-        self, lanes: Sequence[LaneHParam], values: Mapping[str, jax.Array]
-    ) -> Iterator[HParams]:
-        hp = self.bind(lanes, values)
-        try:
-            yield hp
-        finally:
-            for name, place in hp.reads_.items():
-                self.reads.setdefault(name, place)
-
-    def small_batch(self) -> tuple[PyTree, PyTree]:
-        return jax.tree.map(lambda leaf: leaf[: self.SIZE], self.data)
 
 
 def _candidates(
@@ -302,12 +202,12 @@ def _candidates(
 
 
 def _guess(
-    probe: _Probe,
+    probe: Probe,
     candidates: Sequence[LaneHParam],
-    python: _Trace,
+    python: Trace,
     like: Detection | None,
     found: _Found,
-) -> _Trace | None:
+) -> Trace | None:
     """Traces all candidates at once, or those that another trial's program has."""
     if like is None:
         return _try(probe, candidates, python, _Found())
@@ -322,11 +222,11 @@ def _guess(
 
 
 def _try(
-    probe: _Probe,
+    probe: Probe,
     lanes: Sequence[LaneHParam],
-    python: _Trace,
+    python: Trace,
     found: _Found,
-) -> _Trace | None:
+) -> Trace | None:
     """Traces with `lanes` as arguments; None, and the last one's reason, if it fails.
 
     Any exception of the user's code under tracers makes the hparam static: there is
@@ -351,121 +251,10 @@ def _try(
             leaf = jax.tree_util.keystr(path)
             reasons[name] = f"the shape or dtype of {leaf} depends on it"
             return None
-    if not _agree(probe, lanes, traced, python):
+    if not agree(probe, lanes, traced, python):
         reasons[name] = "a step differs from the one that its Python value gives"
         return None
     return traced
-
-
-def _agree(
-    probe: _Probe, lanes: Sequence[LaneHParam], traced: _Trace, python: _Trace
-) -> bool:
-    """Whether the traced probe computes what the Python-valued one does.
-
-    A choice between strings stays traced on both sides: `TracedChoice` lets nothing
-    but a switch look at it, so it cannot lead the user's code astray.
-    """
-    choices = tuple(lane for lane in lanes if lane.options)
-    other = probe.trace(choices) if choices else python
-    values = step.lane_values(tuple(lanes), probe.values)
-    names = sorted(values)
-    known = {
-        i: values[name]
-        for i, name in enumerate(names)
-        if name not in {choice.name for choice in choices}
-    }
-    a, b = traced.flat(known), other.flat()
-    if all(map(jaxprs.same, a, b)):
-        return True
-    return _once(
-        ("agree", jaxprs.fingerprint(a), jaxprs.fingerprint(b)),
-        lambda: _difference(probe, lanes, choices) <= TOLERANCE,
-    )
-
-
-def _difference(
-    probe: _Probe, lanes: Sequence[LaneHParam], others: Sequence[LaneHParam]
-) -> float:
-    """Runs the probe with two sets of traced hparams and compares the states."""
-    x, y = probe.small_batch()
-    size = jax.tree.leaves(x)[0].shape[0]
-    mask = np.ones(size, bool) if probe.ragged else None
-
-    def compare(values: Any, other_values: Any, seed: Any) -> jax.Array:
-        def run(lanes: Sequence[LaneHParam], values: Any) -> PyTree:
-            state = probe.init(lanes, values, seed, x)
-            return state, probe.step(lanes, values, state, x, y, mask)
-
-        a, b = run(lanes, values), run(others, other_values)
-        return jnp.stack(jax.tree.leaves(jax.tree.map(_distance, a, b))).max()
-
-    arguments = [step.lane_values(tuple(ls), probe.values) for ls in (lanes, others)]
-    shapes = [step.lane_avals(tuple(ls)) for ls in (lanes, others)]
-    seed = np.uint32(0)
-    lowered = jax.jit(compare).lower(*shapes, trees.avals(seed))
-    return float(lowered.compile(compiler_options=_CHEAP)(*arguments, seed))
-
-
-def _distance(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Largest difference, relative above 1; NaN agrees with NaN."""
-    if not jnp.issubdtype(a.dtype, jnp.inexact):
-        return jnp.any(a != b).astype(jnp.float32)
-    a, b = a.astype(jnp.float32), b.astype(jnp.float32)
-    close = (a == b) | (jnp.isnan(a) & jnp.isnan(b))
-    distance = jnp.abs(a - b) / jnp.maximum(1, jnp.abs(b))
-    distance = jnp.where(jnp.isnan(distance), jnp.inf, distance)
-    return jnp.max(jnp.where(close, 0, distance), initial=0)
-
-
-def _mixes_examples(probe: _Probe, lanes: tuple[LaneHParam, ...]) -> bool:
-    """Whether padding rows change a training step in spite of the mask.
-
-    Runs the training pass twice on a small batch, with other examples in the padding
-    rows, and compares what the real rows and the model's state come to.
-    """
-    x, _ = probe.small_batch()
-    size = jax.tree.leaves(x)[0].shape[0]
-    if not probe.ragged or size < 2:
-        return False
-    real = size // 2
-    mask = np.arange(size) < real
-
-    def train(values: Any, x: PyTree) -> tuple[PyTree, PyTree]:
-        hp = probe.bind(lanes, values)
-        key = step.trial_key(np.uint32(0), np.uint32(0))
-        variables = probe.functions.init(key, hp, x)
-        outputs, model_state = probe.functions.apply(
-            variables, hp, x, train=True, key=key, mask=mask
-        )
-        return jax.tree.map(lambda leaf: leaf[:real], outputs), model_state
-
-    def compare(values: Any) -> jax.Array:
-        def others(leaf: np.ndarray) -> np.ndarray:
-            return np.concatenate([leaf[:real], np.roll(leaf, 1, 0)[real:][::-1]])
-
-        a, b = train(values, x), train(values, jax.tree.map(others, x))
-        return jnp.stack(jax.tree.leaves(jax.tree.map(_distance, a, b))).max()
-
-    traced = jax.jit(compare).trace(step.lane_avals(lanes))
-
-    def run() -> bool:
-        compiled = traced.lower().compile(compiler_options=_CHEAP)
-        return float(compiled(step.lane_values(lanes, probe.values))) > TOLERANCE
-
-    name = jaxprs.fingerprint([jaxprs.flatten(traced.jaxpr)])
-    return _once(("mixes", name), run)
-
-
-_answers: dict[Any, bool] = {}
-_lock = threading.Lock()
-
-
-def _once(question: Any, answer: Any) -> bool:
-    """Answers a question about a computation once in the life of the process."""
-    with _lock:
-        if question not in _answers:
-            _answers[question] = answer()
-        return _answers[question]
 
 
 def _explain(error: Exception) -> tuple[str, str]:
@@ -536,7 +325,7 @@ def _findings(
     kinds: Mapping[str, Kind],
     reasons: Mapping[str, str],
     reads: Mapping[str, tuple[str, int]],
-    traced: _Trace,
+    traced: Trace,
 ) -> tuple[Finding, ...]:
     reached = set().union(*map(jaxprs.used, traced.flat()))
     order = sorted(lane.name for lane in traced.lanes)

@@ -14,7 +14,7 @@ LAYERS = (
     {"types", "compat"},
     {"trees", "jaxprs", "space", "schedulers", "policies", "data", "models"}
     | {"nn", "conv", "optimizers", "schedules", "metrics"},
-    {"task", "step", "detect"},
+    {"task", "step", "probe", "detect"},
     {"engines"},
     {"executables", "planner", "pack", "worker", "store"},
     {"ledger", "sweep", "train", "explain", "report", "progress"},
@@ -27,6 +27,9 @@ SIDEWAYS = {
     ("models", "nn"),
     ("optimizers", "nn"),
     ("step", "task"),
+    ("probe", "step"),
+    ("probe", "task"),
+    ("detect", "probe"),
     ("detect", "step"),
     ("detect", "task"),
     ("pack", "executables"),

@@ -52,26 +52,28 @@ def snapshot(seconds, share=0.0, steps=None, plan=PLAN, **more):
     rungs = tuple(rung._replace(num_done=max(0, rung.num_done)) for rung in rungs)
     steps = int(45_000 * share) if steps is None else steps
     stats = Stats(lane_steps=steps, wall_seconds=seconds, compiles=8, occupancy=0.971)
-    best = dict(best=0.94216, best_trial=12) if share else {}
+    best = {"best": 0.94216, "best_trial": 12} if share else {}
     return Snapshot(stats, 45_000, rungs, "epochs", "accuracy", **(best | more))
 
 
-@pytest.fixture
-def terminal(monkeypatch):
+# These are no fixtures, because pytest sets stderr and its handler after those ran.
+
+
+def use_terminal(monkeypatch, writes=None):
+    """Puts a terminal in the place of stderr."""
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(sys, "stderr", Terminal(writes))
     return sys.stderr
 
 
-@pytest.fixture
-def unconfigured(monkeypatch):
-    """Logging as it is in a program that never mentions it."""
+def unconfigure_logging(monkeypatch):
+    """Makes logging what it is in a program that never mentions it."""
     monkeypatch.setattr(logging.root, "handlers", [])
     logger = logging.getLogger("jaxpack")
-    assert not logger.handlers
+    assert not logger.handlers and logger.level == logging.NOTSET
     return logger
 
 
@@ -130,7 +132,8 @@ def test_rung_table_adds_up_repeats():
     assert str(next(iter(table.columns[1].cells))) == "39/81 x 1"
 
 
-def test_terminal_shows_messages_and_the_last_snapshot(terminal):
+def test_terminal_shows_messages_and_the_last_snapshot(monkeypatch):
+    terminal = use_terminal(monkeypatch)
     with Progress() as progress:
         progress.message("the plan [of brackets]")
         progress.update(snapshot(0.1))
@@ -150,7 +153,8 @@ def test_terminal_shows_messages_and_the_last_snapshot(terminal):
     assert sys.stderr is terminal
 
 
-def test_terminal_leaves_a_redirected_stdout_alone(terminal, capsys):
+def test_terminal_leaves_a_redirected_stdout_alone(monkeypatch, capsys):
+    terminal = use_terminal(monkeypatch)
     with Progress() as progress:
         progress.update(snapshot(0.1))
         print("for the file")
@@ -159,9 +163,8 @@ def test_terminal_leaves_a_redirected_stdout_alone(terminal, capsys):
 
 
 @pytest.mark.parametrize("writes", range(8))
-def test_broken_terminal_does_no_harm(terminal, writes):
-    terminal.writes = writes
-    stdout = sys.stdout
+def test_broken_terminal_does_no_harm(monkeypatch, writes):
+    stdout, terminal = sys.stdout, use_terminal(monkeypatch, writes)
     with Progress() as progress:
         progress.message("the plan")
         for i in range(5):
@@ -212,7 +215,8 @@ def test_lines_leave_out_rungs_that_nobody_reached(caplog):
     assert len(caplog.records) == 1
 
 
-def test_lines_are_seen_without_configured_logging(unconfigured, capsys):
+def test_lines_are_seen_without_configured_logging(monkeypatch, capsys):
+    logger = unconfigure_logging(monkeypatch)
     with Progress() as progress:
         progress.message("the plan")
         progress.update(snapshot(1, 1.0))
@@ -220,7 +224,7 @@ def test_lines_are_seen_without_configured_logging(unconfigured, capsys):
     assert not out
     assert err.splitlines()[0].endswith(" the plan")
     assert len(err.splitlines()) == 1 + NUM_RUNGS
-    assert not unconfigured.handlers and unconfigured.level == logging.NOTSET
+    assert not logger.handlers and logger.level == logging.NOTSET
 
 
 def test_lines_obey_configured_logging(caplog, capsys):
@@ -233,7 +237,8 @@ def test_lines_obey_configured_logging(caplog, capsys):
 
 
 @pytest.mark.parametrize("kind", ["closed", "none", "broken"])
-def test_broken_stderr_does_no_harm(unconfigured, monkeypatch, kind):
+def test_broken_stderr_does_no_harm(monkeypatch, kind):
+    logger = unconfigure_logging(monkeypatch)
     stderr = Terminal(writes=0)
     stderr.isatty = lambda: False
     if kind == "closed":
@@ -243,7 +248,7 @@ def test_broken_stderr_does_no_harm(unconfigured, monkeypatch, kind):
     with Progress() as progress:
         progress.message("the plan")
         progress.update(snapshot(1, 1.0))
-    assert not unconfigured.handlers
+    assert not logger.handlers
 
 
 def test_notebook_updates_one_line(monkeypatch, capsys):
@@ -283,7 +288,8 @@ def test_ipython_in_a_terminal_is_no_notebook(monkeypatch, caplog):
     assert caplog.messages == ["the plan"]
 
 
-def test_disabled_shows_nothing(terminal, capsys, caplog):
+def test_disabled_shows_nothing(monkeypatch, capsys, caplog):
+    terminal = use_terminal(monkeypatch)
     caplog.set_level(logging.INFO, "jaxpack")
     with Progress(False) as progress:
         progress.message("the plan")
