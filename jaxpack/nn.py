@@ -190,10 +190,8 @@ def _masked(
 ) -> dict[str, Any]:
     x = args[0] if args else kwargs["x"]
     axes = module.axis if isinstance(module.axis, tuple) else (module.axis,)
-    by_example = x.ndim > 1 and x.shape[0] == mask.shape[0]
-    if not by_example or 0 in [a % x.ndim for a in axes]:
-        return kwargs
-    if kwargs.get("mask") is not None:
+    over_examples = x.shape[0] == mask.shape[0] and 0 not in [a % x.ndim for a in axes]
+    if not over_examples or kwargs.get("mask") is not None:
         return kwargs
     return {**kwargs, "mask": mask.reshape(-1, *(1,) * (x.ndim - 1))}
 

@@ -163,7 +163,7 @@ def trials_table(
         # In two lines if it has two words: the numbers below are shorter.
         table.add_column(name.replace("_", "_\n"), justify=justify, no_wrap=True)
     if narrow:
-        table.add_column("hparams")
+        table.add_column("hparams", overflow="fold")
     for trial in ranked(trials, metric, mode)[:k]:
         row = best_row(trial, metric, mode) or {}
         hparams = {name: _cell(trial.hparams.get(name)) for name in names}

@@ -21,7 +21,7 @@ import jax
 from jaxpack.data import Dataset
 from jaxpack.engines import PackSpec
 from jaxpack.executables import CompileLog
-from jaxpack.pack import Feed, Pack, Reading, Ready, Usage, evaluation
+from jaxpack.pack import Feed, Pack, Reading, Ready, Usage, as_floats, evaluation
 from jaxpack.types import LaneState
 
 
@@ -138,7 +138,7 @@ class Pool:
             self._feed.evaluation,
             *split_range,
         )
-        return {name: float(value) for name, value in metrics.items()}
+        return as_floats(metrics)
 
     def close(self) -> None:
         """Lets every worker finish its segment, and ends them."""
