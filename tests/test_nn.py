@@ -194,7 +194,8 @@ def test_dropout_equals_stock(options, kwargs):
         mine = jax.tree.map(lambda a, i=i: a[i], got)
         assert_tree_equal(mine[0] == 0, alone[0] == 0)
         for a, b in zip(mine, alone, strict=True):
-            np.testing.assert_allclose(a, b, rtol=2.5e-7)
+            # 1 - rate of a float32 rate of 0.9 is itself off by 2.4e-7.
+            np.testing.assert_allclose(a, b, rtol=4e-7)
 
 
 def test_dropout_without_a_flag_raises():
