@@ -237,9 +237,9 @@ def plot_rungs(
         name = f"bracket {bracket}: " if bracket >= 0 else ""
         axes.set_title(f"{name}{len(members)} trials", fontsize=9)
         _draw_panel(axes, members, metric, unit)
-    for trial in ranked(trials, metric, mode)[:1]:
-        place = sorted(panels).index(-1 if trial.bracket is None else trial.bracket)
-        _mark_best(grid.flat[place], trial, best_row(trial, metric, mode), metric, unit)
+    for best in ranked(trials, metric, mode)[:1]:
+        place = sorted(panels).index(-1 if best.bracket is None else best.bracket)
+        _mark_best(grid.flat[place], best, metric, mode, unit)
     figure.suptitle(f"{metric} of {len(trials)} trials", fontsize=11)
     _legend(figure, columns=6 if columns > 2 else 3)
     path = pathlib.Path(path)
@@ -341,8 +341,10 @@ def _mark_counts(
 
 
 def _mark_best(
-    axes: Axes, trial: TrialResult, row: Mapping[str, Any], metric: str, unit: str
+    axes: Axes, trial: TrialResult, metric: str, mode: str, unit: str
 ) -> None:
+    row = best_row(trial, metric, mode)
+    assert row is not None
     x, y = row[unit], row[metric]
     axes.plot(x, y, "*", color=_ORANGE, markersize=13, markeredgecolor="white")
     low, high = axes.get_ylim()

@@ -27,9 +27,9 @@ NUM_RUNGS = sum(len(bracket) for bracket in PLAN)
 class Terminal(io.StringIO):
     """A terminal that breaks after some writes."""
 
-    def __init__(self, writes: int | None = None):
+    def __init__(self, writes=None, error=BrokenPipeError):
         super().__init__()
-        self.writes = writes
+        self.writes, self.error = writes, error
 
     def isatty(self):
         return True
@@ -37,7 +37,7 @@ class Terminal(io.StringIO):
     def write(self, text):
         if self.writes is not None:
             if not self.writes:
-                raise BrokenPipeError
+                raise self.error
             self.writes -= 1
         return super().write(text)
 
@@ -59,13 +59,13 @@ def snapshot(seconds, share=0.0, steps=None, plan=PLAN, **more):
 # These are no fixtures, because pytest sets stderr and its handler after those ran.
 
 
-def use_terminal(monkeypatch, writes=None):
+def use_terminal(monkeypatch, *breaks):
     """Puts a terminal in the place of stderr."""
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setattr(sys, "stderr", Terminal(writes))
+    monkeypatch.setattr(sys, "stderr", Terminal(*breaks))
     return sys.stderr
 
 
@@ -162,13 +162,14 @@ def test_terminal_leaves_a_redirected_stdout_alone(monkeypatch, capsys):
     assert "for the file" not in terminal.getvalue()
 
 
+@pytest.mark.parametrize("error", [BrokenPipeError, OSError, ValueError])
 @pytest.mark.parametrize("writes", range(8))
-def test_broken_terminal_does_no_harm(monkeypatch, writes):
-    stdout, terminal = sys.stdout, use_terminal(monkeypatch, writes)
+def test_broken_terminal_does_no_harm(monkeypatch, writes, error):
+    stdout, terminal = sys.stdout, use_terminal(monkeypatch, writes, error)
     with Progress() as progress:
-        progress.message("the plan")
         for i in range(5):
             progress.update(snapshot(i, i / 5))
+            progress.message("a note")
     assert sys.stderr is terminal and sys.stdout is stdout
 
 
@@ -239,11 +240,12 @@ def test_lines_obey_configured_logging(caplog, capsys):
 @pytest.mark.parametrize("kind", ["closed", "none", "broken"])
 def test_broken_stderr_does_no_harm(monkeypatch, kind):
     logger = unconfigure_logging(monkeypatch)
-    stderr = Terminal(writes=0)
-    stderr.isatty = lambda: False
+    stderr = io.StringIO()
     if kind == "closed":
-        del stderr.isatty
         stderr.close()
+    if kind == "broken":
+        stderr = Terminal(0)
+        stderr.isatty = lambda: False
     monkeypatch.setattr(sys, "stderr", None if kind == "none" else stderr)
     with Progress() as progress:
         progress.message("the plan")
