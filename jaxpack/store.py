@@ -32,8 +32,9 @@ class Store:
     def __init__(
         self, directory: str | os.PathLike, asked: Mapping[str, Any], overwrite: bool
     ):
-        self.directory = Path(directory)
-        _clear_the_way(self.directory, overwrite)
+        self.directory = check_directory(directory, overwrite)
+        if (self.directory / ASKED).exists():
+            _move_aside(self.directory)
         self.directory.mkdir(parents=True, exist_ok=True)
         self._asked = dict(asked)
         self._write()
@@ -81,16 +82,24 @@ def plain(value: Any) -> Any:
     return repr(value)
 
 
-def _clear_the_way(directory: Path, overwrite: bool) -> None:
-    if directory.exists() and not directory.is_dir():
-        raise ValueError(f"directory is {str(directory)!r}, which is a file")
-    if not (directory / ASKED).exists():
-        return
-    if not overwrite:
+def check_directory(directory: str | os.PathLike, overwrite: bool) -> Path:
+    """Returns a sweep's directory as a path, or says why it cannot be that.
+
+    Raises:
+      ValueError: If it is a file, or holds a sweep and `overwrite` is False.
+    """
+    path = Path(directory)
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"directory is {str(path)!r}, which is a file")
+    if (path / ASKED).exists() and not overwrite:
         raise ValueError(
-            f"directory {str(directory)!r} already holds a sweep; name another one, "
-            "or give overwrite=True, which moves the old one aside"
+            f"directory {str(path)!r} already holds a sweep; name another one, or "
+            "give overwrite=True, which moves the old one aside"
         )
+    return path
+
+
+def _move_aside(directory: Path) -> None:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     aside = directory.with_name(f"{directory.name}.{stamp}")
     count = 0

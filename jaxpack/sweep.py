@@ -7,7 +7,6 @@ import math
 import os
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +21,7 @@ from jaxpack.planner import Plan, kinds_of_space, plan
 from jaxpack.progress import Progress, RungCount, Snapshot
 from jaxpack.schedulers import Assignment, Brackets, Scheduler
 from jaxpack.space import Space
-from jaxpack.store import Store
+from jaxpack.store import Store, check_directory
 from jaxpack.task import Task
 from jaxpack.train import in_steps, make_ready, steps_per_epoch
 from jaxpack.types import PAUSED, RUNNING, HParams, Trial, TrialResult
@@ -197,27 +196,30 @@ def sweep(
     metric, mode = choose_metric(task, metric, mode)
     seed = check_seed(seed)
     _check_limits(keep, max_seconds)
+    if directory is not None:
+        check_directory(directory, overwrite)  # Before anything that takes long.
     trials = draw(space, scheduler.num_trials, seed, enqueue)
     brackets = scheduler.start(mode, len(trials))
     spes = [steps_per_epoch(task, trial.hparams) for trial in trials]
     totals = [in_steps(scheduler.max_resource, scheduler.unit, spe) for spe in spes]
-    made = plan(
-        task,
-        trials,
-        kinds_of_space(space),
-        totals,
-        engine=engine,
-        max_lanes=max_lanes,
-        workers=workers,
-    )
-    asked = _asked(task, space, scheduler, metric, mode, seed, made)
-    store = None if directory is None else Store(directory, asked, overwrite)
-    run = _Run(task, scheduler, brackets, trials, spes, totals, made)
-    run.ledger = Ledger(trials, metric, mode, keep)
-    run.store, run.on_record = store, on_record
     longest = max(-(-t // spe) for t, spe in zip(totals, spes, strict=True))
     with Progress(progress) as shown:
-        shown.message(f"{scheduler}\n{made}")
+        shown.message(f"{scheduler}\ntracing the task to see what lanes can share ...")
+        made = plan(
+            task,
+            trials,
+            kinds_of_space(space),
+            totals,
+            engine=engine,
+            max_lanes=max_lanes,
+            workers=workers,
+        )
+        shown.message(str(made))
+        asked = _asked(task, space, scheduler, metric, mode, seed, made)
+        store = None if directory is None else Store(directory, asked, overwrite)
+        run = _Run(task, scheduler, brackets, trials, spes, totals, made)
+        run.ledger = Ledger(trials, metric, mode, keep)
+        run.store, run.on_record = store, on_record
         try:
             with Pool(task.dataset, seed, longest, made.workers) as pool:
                 run.drive(pool, shown, max_seconds, target)
@@ -268,7 +270,6 @@ class _Run:
         self.history: list[dict[str, Any]] = []
         self.stopped: str | None = None
         self.test_metrics: dict[str, float] | None = None
-        self._done: Counter[tuple[int, int]] = Counter()
         self._ready: dict[int, Ready] = {}
 
     def drive(
@@ -385,8 +386,6 @@ class _Run:
         return self._report(i, score)
 
     def _report(self, trial_id: int, score: float) -> list[Assignment]:
-        place = self._place(trial_id)
-        self._done[place["bracket"], place["rung"]] += 1
         promoted = self.brackets.report(trial_id, score)
         for trial, status in self.brackets.statuses.items():
             if status not in (PAUSED, RUNNING):
@@ -429,11 +428,8 @@ class _Run:
 
     def _snapshot(self, pool: Pool) -> Snapshot:
         stats = pool.stats()
-        ahead = sum(
-            (trials - self._done[b, r]) * (resource - (bracket[r - 1][1] if r else 0))
-            for b, bracket in enumerate(self.brackets.plan)
-            for r, (trials, resource) in enumerate(bracket)
-        )
+        rungs = self.brackets.rungs()
+        ahead = sum((rung.num_trials - rung.num_done) * rung.step for rung in rungs)
         mean_spe = sum(self.spes) / len(self.spes)
         steps_ahead = ahead * (mean_spe if self.scheduler.unit == "epochs" else 1)
         best = self.ledger.incumbents[0] if self.ledger.incumbents else None
@@ -441,9 +437,8 @@ class _Run:
             stats=stats,
             total_lane_steps=stats.lane_steps + round(steps_ahead),
             rungs=tuple(
-                RungCount(b, r, resource, trials, self._done[b, r])
-                for b, bracket in enumerate(self.brackets.plan)
-                for r, (trials, resource) in enumerate(bracket)
+                RungCount(r.bracket, r.rung, r.resource, r.num_trials, r.num_done)
+                for r in rungs
             ),
             unit=self.scheduler.unit,
             metric=self.ledger.metric,
@@ -486,5 +481,12 @@ def _asked(
         "workers": len(made.workers),
         "plan": [pack.row() for pack in made.packs],
         "hparams": [finding._asdict() for finding in made.findings],
-        "versions": {name: metadata.version(name) for name in names},
+        "versions": {name: _version(name) for name in names},
     }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:  # Imported from a checkout.
+        return None

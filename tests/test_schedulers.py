@@ -433,3 +433,20 @@ def test_fewer_trials_than_planned(num_trials, plan):
     assert state.done
     assert {now.trial_id for now in done} == set(range(num_trials))
     assert len(done) == sum(trials for bracket in plan for trials, _ in bracket)
+
+
+def test_rungs_left_short_by_failures_are_counted_as_they_are():
+    state = Hyperband(9).start("max")
+    scores = {trial: (0.5 if trial < 2 else math.nan) for trial in range(9)}
+    for trial, score in scores.items():
+        state.report(trial, score)
+    first = [rung for rung in state.rungs() if rung.bracket == 0]
+    assert [(r.num_trials, r.num_done, r.step) for r in first] == [
+        (9, 9, 1),
+        (2, 0, 2),  # Three were planned.
+        (1, 0, 6),
+    ]
+    while not state.done:
+        for given in state.ready():
+            state.report(given.trial_id, 0.5)
+    assert all(rung.num_trials == rung.num_done for rung in state.rungs())

@@ -15,6 +15,26 @@ Bracket = tuple[tuple[int, int], ...]
 MODES = ("min", "max")
 
 
+class Rung(NamedTuple):
+    """How far one rung of a bracket is.
+
+    Attributes:
+      bracket: The bracket.
+      rung: The rung.
+      resource: What its trials have had in total when they report.
+      step: What each trains for it: `resource` less that of the rung before.
+      num_trials: The trials in it, or planned for it as long as nobody knows better.
+      num_done: The trials that have reported.
+    """
+
+    bracket: int
+    rung: int
+    resource: int
+    step: int
+    num_trials: int
+    num_done: int
+
+
 class Assignment(NamedTuple):
     """A trial that is ready to train, and how far.
 
@@ -113,6 +133,8 @@ class Brackets:
                 self._rung[trial] = 0
                 self._statuses[trial] = RUNNING
         self._waited_for = [bracket[0][0] for bracket in self.plan]
+        self._sizes = [[trials for trials, _ in bracket] for bracket in self.plan]
+        self._reported = [[0] * len(bracket) for bracket in self.plan]
 
     @property
     def statuses(self) -> Mapping[int, str]:
@@ -160,9 +182,29 @@ class Brackets:
         self._statuses[trial_id] = reported if math.isfinite(score) else FAILED
         self._scores[index][trial_id] = score
         self._waited_for[index] -= 1
+        self._reported[index][self._rung[trial_id]] += 1
         if last or self._waited_for[index]:
             return []
         return self._halve(index, self._rung[trial_id] + 1)
+
+    def rungs(self) -> list[Rung]:
+        """How far every rung of every bracket is.
+
+        Examples:
+          >>> state = Brackets((((3, 1), (1, 3)),), mode="min")
+          >>> _ = state.report(0, 0.5)
+          >>> [(rung.num_done, rung.num_trials) for rung in state.rungs()]
+          [(1, 3), (0, 1)]
+        """
+        rungs = []
+        for index, bracket in enumerate(self.plan):
+            before = 0
+            for rung, (_, resource) in enumerate(bracket):
+                size, done = self._sizes[index][rung], self._reported[index][rung]
+                step = resource - before
+                rungs.append(Rung(index, rung, resource, step, size, done))
+                before = resource
+        return rungs
 
     def bracket_of(self, trial_id: int) -> int:
         """The bracket a trial belongs to."""
@@ -183,6 +225,9 @@ class Brackets:
             self._statuses[trial] = RUNNING
             self._rung[trial] = rung
         self._waited_for[index] = len(promoted)
+        # Trials that failed leave this rung, and those after it, short.
+        later = self._sizes[index][rung:]
+        self._sizes[index][rung:] = [min(size, len(promoted)) for size in later]
         return [self._assign(trial) for trial in promoted]
 
     def _assign(self, trial: int) -> Assignment:
