@@ -6,14 +6,20 @@ others wait for it, and different programs compile at the same time.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
+import platform
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import SingleDeviceSharding
 
 from jaxpack.types import PyTree
@@ -24,6 +30,10 @@ LIMIT = 512
 _cache: dict[Hashable, Future] = {}
 _lock = threading.Lock()
 _thread = threading.local()
+_disk_cache_users = 0
+_saved_settings: dict[str, Any] = {}
+# An initialisation compiles in a third of the time and runs as fast for its size.
+_HASTY: dict[str, bool | str] = {"xla_backend_optimization_level": "1"}
 
 
 class CompileLog:
@@ -42,11 +52,15 @@ class CompileLog:
         self.seconds = 0.0
         self._lock = threading.Lock()
 
-    def add(self, name: str, seconds: float, *, compiled: bool) -> None:
-        """Records one compilation."""
+    def add(self, name: str, *, compiled: bool) -> None:
+        """Records a program that has become ready."""
+        with self._lock:
+            self.compiles[name] += compiled
+
+    def add_seconds(self, seconds: float) -> None:
+        """Records time spent on the way to a program."""
         with self._lock:
             self.seconds += seconds
-            self.compiles[name] += compiled
 
 
 def get(
@@ -58,6 +72,7 @@ def get(
     device: jax.Device,
     log: CompileLog,
     donate: tuple[int, ...] = (),
+    runs_rarely: bool = False,
 ) -> Callable[..., Any]:
     """Returns `function` compiled for these shapes on this device.
 
@@ -70,6 +85,7 @@ def get(
       device: Where it runs.
       log: Where a compilation is recorded.
       donate: Arguments whose memory the results may take over.
+      runs_rarely: Whether time spent optimising it would not come back.
     """
     leaves, structure = jax.tree.flatten(tuple(arguments))
     shapes = tuple((leaf.shape, str(leaf.dtype), leaf.weak_type) for leaf in leaves)
@@ -83,7 +99,9 @@ def get(
                 del _cache[next(iter(_cache))]
     if mine:
         try:
-            future.set_result(_compile(name, function, arguments, device, log, donate))
+            lowered = _lower(name, function, arguments, device, log, donate)
+            options = _HASTY if runs_rarely and device.platform == "cpu" else None
+            future.set_result(_compile(name, lowered, log, options))
         except BaseException as error:
             with _lock:
                 _cache.pop(key, None)
@@ -97,14 +115,79 @@ def clear() -> None:
         _cache.clear()
 
 
-def _compile(
+@contextlib.contextmanager
+def disk_cache() -> Generator[None]:
+    """Keeps compiled programs on disk, from one process to the next.
+
+    In the user's cache directory, programs of any size and compile time. Where the
+    user has set a directory for JAX's compilation cache, or turned it off, everything
+    stays as set; afterwards it is as it was before.
+    """
+    global _disk_cache_users
+    with _lock:
+        _disk_cache_users += 1
+        if _disk_cache_users == 1:
+            _saved_settings.update(_use_directory(_cache_directory()))
+    try:
+        yield
+    finally:
+        with _lock:
+            _disk_cache_users -= 1
+            if _disk_cache_users == 0 and _saved_settings:
+                for name, value in _saved_settings.items():
+                    jax.config.update(name, value)
+                _saved_settings.clear()
+                compilation_cache.reset_cache()
+
+
+def _use_directory(directory: Path) -> dict[str, Any]:
+    """Points JAX's compilation cache there; returns the settings it replaced."""
+    enabled, chosen = _settings(
+        "jax_enable_compilation_cache", "jax_compilation_cache_dir"
+    )
+    if chosen or not enabled:
+        return {}
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError:  # No home, or a read-only one: compile without a cache.
+        return {}
+    settings = {
+        "jax_compilation_cache_dir": str(directory),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    saved = dict(zip(settings, _settings(*settings), strict=True))
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    return saved
+
+
+def _settings(*names: str) -> list[Any]:
+    return [getattr(jax.config, name) for name in names]
+
+
+def _cache_directory() -> Path:
+    """One directory a kind of processor: code for one may not run on another."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
+    features = platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        features += next((line for line in lines if line.startswith("flags")), "")
+    except OSError:
+        features += platform.processor()
+    kind = hashlib.sha256(features.encode()).hexdigest()[:12]
+    return Path(home).expanduser() / "jaxpack" / f"xla-{jax.__version__}-{kind}"
+
+
+def _lower(
     name: str,
     function: Callable[..., Any],
     arguments: Sequence[PyTree],
     device: jax.Device,
     log: CompileLog,
     donate: tuple[int, ...],
-) -> Callable[..., Any]:
+) -> Any:
     def named(*args: Any) -> Any:
         return function(*args)
 
@@ -117,12 +200,21 @@ def _compile(
         )
 
     start = time.perf_counter()
-    _thread.cache_hit = False
     lowered = jax.jit(named, donate_argnums=donate).lower(
         *jax.tree.map(placed, tuple(arguments))
     )
-    compiled = lowered.compile()
-    log.add(name, time.perf_counter() - start, compiled=not _thread.cache_hit)
+    log.add_seconds(time.perf_counter() - start)
+    return lowered
+
+
+def _compile(
+    name: str, lowered: Any, log: CompileLog, options: dict[str, bool | str] | None
+) -> Callable[..., Any]:
+    start = time.perf_counter()
+    _thread.cache_hit = False
+    compiled = lowered.compile(compiler_options=options)
+    log.add(name, compiled=not _thread.cache_hit)
+    log.add_seconds(time.perf_counter() - start)
     return compiled
 
 

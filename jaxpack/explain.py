@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxpack import executables
 from jaxpack.ledger import check_seed
 from jaxpack.planner import Plan, kinds_of_space, plan
 from jaxpack.schedulers import Hyperband, Scheduler
@@ -11,6 +12,7 @@ from jaxpack.task import Task
 from jaxpack.train import in_steps, steps_per_epoch
 
 
+@executables.disk_cache()
 def explain(
     task: Task,
     space: Space,

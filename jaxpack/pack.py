@@ -322,7 +322,7 @@ class Pack:
 
         seed = jax.ShapeDtypeStruct((), np.uint32)
         arguments = (self._lane_avals, seed, seed, trees.avals(self.feed.train))
-        return self._compiled("init", init, arguments, program)
+        return self._compiled("init", init, arguments, program, runs_rarely=True)
 
     @functools.cached_property
     def _put(self) -> Callable[..., LaneState]:
@@ -360,6 +360,7 @@ class Pack:
         arguments: Sequence[PyTree],
         identity: Any,
         donate: tuple[int, ...] = (),
+        runs_rarely: bool = False,
     ) -> Callable[..., Any]:
         return executables.get(
             name,
@@ -369,6 +370,7 @@ class Pack:
             device=self.feed.device,
             log=self.log,
             donate=donate,
+            runs_rarely=runs_rarely,
         )
 
 

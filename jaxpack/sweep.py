@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from jaxpack import report
+from jaxpack import executables, report
 from jaxpack.ledger import Ledger, check_seed, choose_metric, weights
 from jaxpack.pack import Reading, Ready
 from jaxpack.planner import Plan, kinds_of_space, plan
@@ -130,6 +130,7 @@ class SweepResult:
         raise AttributeError(f"SweepResult has no attribute {name!r}{hint}")
 
 
+@executables.disk_cache()
 def sweep(
     task: Task,
     space: Space,

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpack import step
+from jaxpack import executables, step
 from jaxpack.engines import PackSpec
 from jaxpack.ledger import Ledger, check_seed, choose_metric, trial_seed
 from jaxpack.pack import Ready
@@ -26,6 +26,7 @@ from jaxpack.types import (
 from jaxpack.worker import Pool
 
 
+@executables.disk_cache()
 def train(
     task: Task,
     trials: Sequence[Mapping[str, Any] | TrialResult],

@@ -6,6 +6,8 @@ import os
 
 # Several test processes share one GPU, where there is one.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# Programs compiled by an earlier run would not count as compiled in this one.
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 
 import jax
 import numpy as np
