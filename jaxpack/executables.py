@@ -109,6 +109,13 @@ def get(
     return future.result()
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether a device ran out of memory."""
+    return isinstance(error, jax.errors.JaxRuntimeError) and (
+        "RESOURCE_EXHAUSTED" in str(error)
+    )
+
+
 def clear() -> None:
     """Forgets every compiled program, and frees its memory once it is not in use."""
     with _lock:

@@ -91,7 +91,9 @@ class Ledger:
             **reading.metrics,
         }
         record.rows.append(row)
-        if reading.first_bad_step is not None:
+        if reading.reason is not None:
+            record.reason = reading.reason
+        elif reading.first_bad_step is not None:
             record.first_bad_step = reading.first_bad_step
             record.reason = (
                 f"training loss was not finite at step {reading.first_bad_step}"
@@ -105,7 +107,7 @@ class Ledger:
             record.state = None
             return math.nan
         score = reading.metrics[self.metric]
-        if math.isfinite(score):
+        if math.isfinite(score) and reading.state is not None:
             self._consider(
                 Incumbent(score, reading.steps, reading.trial_id, reading.state)
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -59,6 +60,7 @@ class Reading(NamedTuple):
       state: The trial's state, copied to the host.
       done: Whether the trial has left its lane.
       seconds: The trial's share of its pack's training time since its last reading.
+      reason: Why the trial could not be trained, or None.
     """
 
     trial_id: int
@@ -66,9 +68,10 @@ class Reading(NamedTuple):
     metrics: dict[str, float]
     train_loss: float
     first_bad_step: int | None
-    state: LaneState
+    state: LaneState | None
     done: bool
     seconds: float
+    reason: str | None = None
 
 
 class Feed:
@@ -178,6 +181,8 @@ class Pack:
         self._states: PyTree = None
         if width is not None:
             self._states = jax.device_put(trees.zeros(self._states_avals), feed.device)
+            # Should memory not suffice for a step, this finds out without a trial.
+            self._run(0, self.feed.deck(0))
 
     @property
     def order(self) -> tuple[float, ...]:
@@ -220,17 +225,9 @@ class Pack:
         running = {i: lane for i, lane in running.items() if lane.step < end}
         steps = min(min(x.stops[0], end) - x.step for x in running.values())
         steps = min(steps, self._longest_segment())
-        run = self._advance
+        _ = self._advance  # Compiled before the clock starts.
         start = time.perf_counter()
-        self._states = run(
-            self._states,
-            self._hparams,
-            self.feed.train,
-            deck,
-            np.int32(first),
-            np.int32(steps),
-        )
-        bad = np.atleast_1d(self._states.first_bad_step)
+        bad = self._run(steps, (deck, first))
         seconds = time.perf_counter() - start
         self._seconds_per_step = seconds / steps
         before = sum(lane.step for lane in running.values())
@@ -256,12 +253,43 @@ class Pack:
             _ = self._evaluate  # Compiled before the clock starts.
         start = time.perf_counter()
         evaluated = [self._evaluated(i, lane) for i, lane in due]
-        readings = [
+        evaluated = [(trees.to_host(s), jax.device_get(m)) for s, m in evaluated]
+        self._use(eval_seconds=time.perf_counter() - start)
+        return [
             self._reading(i, lane, *states_and_metrics)
             for (i, lane), states_and_metrics in zip(due, evaluated, strict=True)
         ]
-        self._use(eval_seconds=time.perf_counter() - start)
-        return readings
+
+    def rescue(self) -> list[Ready]:
+        """The pack's trials, ready to go on elsewhere; the pack is of no more use.
+
+        A trial goes on from where it is, or, should its state have been lost with a
+        step that failed, from where it entered its lane.
+        """
+        leaves = jax.tree.leaves(self._states)
+        if any(isinstance(x, jax.Array) and x.is_deleted() for x in leaves):
+            return [lane.ready for lane in self.live.values()]
+        states = trees.to_host(self._states)
+        rescued = []
+        for i, lane in self.live.items():
+            state = states
+            if self.spec.lane_axis is not None:
+                state = jax.tree.map(operator.itemgetter(i), states)
+            going_on = {"state": state, "step": lane.step, "stops": tuple(lane.stops)}
+            rescued.append(lane.ready._replace(**going_on))
+        return rescued
+
+    def _run(self, steps: int, deck: tuple[jax.Array, int]) -> np.ndarray:
+        """Advances all lanes and waits; their first bad steps, `[N]` int32."""
+        self._states = self._advance(
+            self._states,
+            self._hparams,
+            self.feed.train,
+            deck[0],
+            np.int32(deck[1]),
+            np.int32(steps),
+        )
+        return np.atleast_1d(self._states.first_bad_step)
 
     def _evaluated(self, i: int, lane: _Lane) -> tuple[LaneState, dict[str, Any]]:
         """A lane's state and metrics, on the device; nothing waits for them here."""
@@ -282,7 +310,6 @@ class Pack:
     def _reading(
         self, i: int, lane: _Lane, state: LaneState, metrics: dict[str, Any]
     ) -> Reading:
-        state = trees.to_host(state)
         bad = lane.first_bad_step
         done = bad is not None or len(lane.stops) == 1
         reading = Reading(

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import logging
+import math
 import queue
 import threading
 import time
@@ -20,9 +22,11 @@ import jax
 
 from jaxpack.data import Dataset
 from jaxpack.engines import PackSpec
-from jaxpack.executables import CompileLog
+from jaxpack.executables import CompileLog, out_of_memory
 from jaxpack.pack import Feed, Pack, Reading, Ready, Usage, as_floats, evaluation
 from jaxpack.types import LaneState
+
+_log = logging.getLogger("jaxpack")
 
 
 @dataclasses.dataclass
@@ -82,6 +86,7 @@ class Pool:
         self._ready: list[Ready] = []
         self._condition = threading.Condition()
         self._closed = False
+        self._smaller: dict[PackSpec, PackSpec] = {}  # packs that did not fit
         self._usage: Counter[str] = Counter()
         self._steps: Counter[int] = Counter()  # lane-steps by steps an epoch
         feeds = {
@@ -110,7 +115,8 @@ class Pool:
         """Adds ready trials."""
         with self._condition:
             for trial in trials:
-                bisect.insort(self._ready, trial, key=lambda ready: ready.order)
+                fitting = trial._replace(pack=self._fitting(trial.pack))
+                bisect.insort(self._ready, fitting, key=lambda ready: ready.order)
             self._condition.notify_all()
 
     def get(self, timeout: float | None = None) -> Reading | None:
@@ -174,18 +180,80 @@ class Pool:
             while (chosen := self._choose(packs)) is not None:
                 spec, trials = chosen
                 packs = {s: pack for s, pack in packs.items() if pack.live or s == spec}
-                if spec not in packs:
-                    packs[spec] = Pack(spec, feed, self.seed, self.log)
-                pack = packs[spec]
-                for trial in trials:
-                    pack.put(trial)
-                pack.advance()
-                readings = pack.drain()
-                self._count(pack)
-                for reading in readings:
-                    self._events.put(reading)
+                try:
+                    self._advance(spec, trials, packs, feed)
+                except Exception as error:
+                    if not out_of_memory(error):
+                        raise
+                    pack = packs.pop(spec, None)
+                    if pack is not None:
+                        self._count(pack)
+                        trials += pack.rescue()
+                    self._make_do(spec, trials, error)
         except BaseException as error:
             self._events.put(error)
+
+    def _advance(
+        self,
+        spec: PackSpec,
+        trials: list[Ready],
+        packs: dict[PackSpec, Pack],
+        feed: Feed,
+    ) -> None:
+        """Fills a pack, advances it by a segment, and hands on what is due.
+
+        Trials leave `trials` as they enter the pack.
+        """
+        if spec not in packs:
+            packs[spec] = Pack(spec, feed, self.seed, self.log)
+        pack = packs[spec]
+        while trials:
+            pack.put(trials[0])
+            trials.pop(0)
+        pack.advance()
+        readings = pack.drain()
+        self._count(pack)
+        for reading in readings:
+            self._events.put(reading)
+
+    def _make_do(
+        self, spec: PackSpec, trials: list[Ready], error: BaseException
+    ) -> None:
+        """Puts trials whose pack did not fit into memory into one half as wide.
+
+        A trial that does not fit even alone has failed.
+        """
+        if spec.num_lanes > 1:
+            narrower = dataclasses.replace(spec, num_lanes=spec.num_lanes // 2)
+            with self._condition:
+                self._smaller.setdefault(spec, narrower)
+                waiting, self._ready = self._ready, []
+            _log.warning(
+                "out of memory with %d lanes: going on with %d",
+                spec.num_lanes,
+                narrower.num_lanes,
+            )
+            self.submit([*trials, *waiting])
+            return
+        for trial in trials:
+            reason = f"out of memory: {str(error).splitlines()[0]}"
+            lost = {"metrics": {}, "train_loss": math.nan, "first_bad_step": None}
+            self._events.put(
+                Reading(
+                    trial_id=trial.trial_id,
+                    steps=trial.step,
+                    state=None,
+                    done=True,
+                    seconds=0.0,
+                    reason=reason,
+                    **lost,
+                )
+            )
+
+    def _fitting(self, spec: PackSpec) -> PackSpec:
+        while spec in self._smaller:
+            spec = self._smaller[spec]
+        return spec
 
     def _choose(
         self, packs: dict[PackSpec, Pack]
