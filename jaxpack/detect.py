@@ -52,6 +52,10 @@ class Kind(NamedTuple):
     why: str = ""
 
 
+class StaticHParamError(ValueError):
+    """An hparam has to be static without the user having said that it may be."""
+
+
 class Finding(NamedTuple):
     """What was found out about one hparam.
 
@@ -77,12 +81,14 @@ class Detection:
       findings: One for each hparam.
       key: The hparams that fix the program, with the trial's values.
       state: Shapes and dtypes of one lane's state.
+      flops: Of a training step, at least.
     """
 
     program: Program
     findings: tuple[Finding, ...]
     key: tuple[tuple[str, Any], ...]
     state: PyTree
+    flops: float
 
     def covers(self, hparams: Mapping[str, Any]) -> bool:
         """Whether a trial with these hparams has this program."""
@@ -137,8 +143,8 @@ def detect(
       Its program, which other trials with the same `key` share.
 
     Raises:
-      ValueError: If a continuous hparam has to be static without being declared so,
-        or one declared `static=False` has to be.
+      StaticHParamError: If a continuous hparam has to be static without being
+        declared so, or one declared `static=False` has to be.
       Exception: Whatever the task's own functions raise with Python values.
     """
     probe = Probe(task, hparams, total_steps)
@@ -174,6 +180,7 @@ def detect(
         findings=_findings(kinds, reasons, reads, traced),
         key=tuple(key),
         state=traced.state,
+        flops=jaxprs.flops(traced.step),
     )
 
 
@@ -314,7 +321,7 @@ def _check_declared(
         place = f" (read at {_place(*reads[name])})" if name in reads else ""
         remedy = hints.get(name, "")
         remedy = f"{remedy[0].upper()}{remedy[1:]}, or give" if remedy else "Give"
-        raise ValueError(
+        raise StaticHParamError(
             f"hparam {name} {what}, but cannot differ between lanes{place}: "
             f"{reasons.get(name, 'it fixes the program')}. {remedy} it static=True to "
             "accept a program, and a compilation, for every value."

@@ -134,7 +134,7 @@ def disk_cache() -> Generator[None]:
     with _lock:
         _disk_cache_users += 1
         if _disk_cache_users == 1:
-            _saved_settings.update(_use_directory(_cache_directory()))
+            _saved_settings.update(_use_directory(cache_directory()))
     try:
         yield
     finally:
@@ -149,10 +149,8 @@ def disk_cache() -> Generator[None]:
 
 def _use_directory(directory: Path) -> dict[str, Any]:
     """Points JAX's compilation cache there; returns the settings it replaced."""
-    enabled, chosen = _settings(
-        "jax_enable_compilation_cache", "jax_compilation_cache_dir"
-    )
-    if chosen or not enabled:
+    (chosen,) = _settings("jax_compilation_cache_dir")
+    if chosen or not disk_cache_wanted():
         return {}
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -170,12 +168,21 @@ def _use_directory(directory: Path) -> dict[str, Any]:
     return saved
 
 
+def disk_cache_wanted() -> bool:
+    """Whether the user has left JAX's compilation cache on."""
+    (enabled,) = _settings("jax_enable_compilation_cache")
+    return enabled
+
+
 def _settings(*names: str) -> list[Any]:
     return [getattr(jax.config, name) for name in names]
 
 
-def _cache_directory() -> Path:
-    """One directory a kind of processor: code for one may not run on another."""
+def cache_directory() -> Path:
+    """Where programs and measurements are kept: one directory a kind of processor.
+
+    Code for one kind may not run on another.
+    """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
     features = platform.machine()
     try:

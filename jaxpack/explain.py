@@ -7,7 +7,7 @@ from jaxpack.ledger import check_seed
 from jaxpack.planner import Plan, kinds_of_space, plan
 from jaxpack.schedulers import Hyperband, Scheduler
 from jaxpack.space import Space
-from jaxpack.sweep import draw
+from jaxpack.sweep import draw, expected_steps
 from jaxpack.task import Task
 from jaxpack.train import in_steps, steps_per_epoch
 
@@ -64,6 +64,7 @@ def explain(
         trials,
         kinds_of_space(space),
         totals,
+        expected_steps(scheduler, spes),
         engine=engine,
         max_lanes=max_lanes,
         workers=workers,

@@ -182,7 +182,7 @@ class Pack:
         if width is not None:
             self._states = jax.device_put(trees.zeros(self._states_avals), feed.device)
             # Should memory not suffice for a step, this finds out without a trial.
-            self._run(0, self.feed.deck(0))
+            self.run(0, self.feed.deck(0))
 
     @property
     def order(self) -> tuple[float, ...]:
@@ -227,7 +227,7 @@ class Pack:
         steps = min(steps, self._longest_segment())
         _ = self._advance  # Compiled before the clock starts.
         start = time.perf_counter()
-        bad = self._run(steps, (deck, first))
+        bad = self.run(steps, (deck, first))
         seconds = time.perf_counter() - start
         self._seconds_per_step = seconds / steps
         before = sum(lane.step for lane in running.values())
@@ -279,7 +279,7 @@ class Pack:
             rescued.append(lane.ready._replace(**going_on))
         return rescued
 
-    def _run(self, steps: int, deck: tuple[jax.Array, int]) -> np.ndarray:
+    def run(self, steps: int, deck: tuple[jax.Array, int]) -> np.ndarray:
         """Advances all lanes and waits; their first bad steps, `[N]` int32."""
         self._states = self._advance(
             self._states,

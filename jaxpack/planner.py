@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from jaxpack import trees
-from jaxpack.detect import Detection, Finding, Kind, detect, kind_of
+from jaxpack.detect import (
+    Detection,
+    Finding,
+    Kind,
+    StaticHParamError,
+    detect,
+    kind_of,
+)
 from jaxpack.engines import ADVANCE, PackSpec
 from jaxpack.space import Space
 from jaxpack.task import Task
+from jaxpack.tune import measure
 from jaxpack.types import Trial
 
 TINY = 10_000
 """Parameters below which a pack beats single trials on a CPU core."""
 DEFAULT_LANES = 16
+FLOPS = 5e10
+"""What a worker may be expected to compute a second."""
+WORTH_MEASURING = 30.0
+"""Seconds of expected work from which the engines are measured: some 20 compiles."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,14 +44,18 @@ class PlannedPack:
       key: The static hparams they have in common.
       trial_ids: The trials.
       num_params: Weights of one trial.
+      flops: Of one training step, at least.
       reason: Why this engine and width.
+      measured: Candidates and their microseconds a lane-step, where measured.
     """
 
     spec: PackSpec
     key: tuple[tuple[str, Any], ...]
     trial_ids: tuple[int, ...]
     num_params: int
+    flops: float
     reason: str
+    measured: tuple[tuple[str, float], ...] = ()
 
     @property
     def lane_bytes(self) -> int:
@@ -54,7 +71,9 @@ class PlannedPack:
             "trials": len(self.trial_ids),
             "params": self.num_params,
             "lane_bytes": self.lane_bytes,
+            "flops": self.flops,
             "reason": self.reason,
+            "measured": dict(self.measured),
         }
 
 
@@ -121,6 +140,7 @@ def plan(
     trials: Sequence[Trial],
     kinds: Mapping[str, Kind],
     total_steps: Sequence[int],
+    expected_steps: Sequence[float] | None = None,
     *,
     engine: str = "auto",
     max_lanes: int | None = None,
@@ -133,6 +153,8 @@ def plan(
       trials: The trials.
       kinds: The kind of each hparam.
       total_steps: Each trial's schedule horizon, in steps.
+      expected_steps: How many steps each trial may be expected to train; nothing is
+        measured where this is not known.
       engine: "packed", "solo" or "auto".
       max_lanes: Widest pack allowed.
       workers: Worker threads; a core each on a CPU, one a device elsewhere.
@@ -142,13 +164,15 @@ def plan(
       Exception: Whatever the task's own functions raise for every trial alike.
     """
     _check(engine, max_lanes, workers)
-    groups, failed = _group(task, trials, kinds, total_steps)
+    expected_steps = expected_steps or [0.0] * len(trials)
+    groups, failed = _group(task, trials, kinds, total_steps, expected_steps)
     devices = worker_devices(workers)
+    choices = _choose(task, groups, engine, devices, max_lanes)
     packs = [
-        _pack(detection, ids, engine, max_lanes, devices[0].platform, len(devices))
-        for detection, ids in groups
+        _pack(group, choice, _width(group, choice.engine, devices, max_lanes))
+        for group, choice in zip(groups, choices, strict=True)
     ]
-    merged = _merge_findings([detection.findings for detection, _ in groups])
+    merged = _merge_findings([group.detection.findings for group in groups])
     _warn(merged, packs, len(trials))
     return Plan(tuple(packs), merged, devices, failed)
 
@@ -208,61 +232,151 @@ def _check(engine: str, max_lanes: int | None, workers: int | None) -> None:
             raise ValueError(f"{name} is {value!r}; it must be a whole number >= 1")
 
 
+@dataclasses.dataclass
+class _Group:
+    """The trials of one program, and the steps they may be expected to train."""
+
+    detection: Detection
+    trials: list[Trial] = dataclasses.field(default_factory=list)
+    steps: float = 0.0
+
+    @property
+    def num_params(self) -> int:
+        return sum(leaf.size for leaf in jax.tree.leaves(self.detection.state.params))
+
+    @property
+    def family(self) -> tuple[Any, ...]:
+        """What groups have in common that one measurement speaks for."""
+        size = round(math.log(max(self.detection.flops, 1.0), 4))
+        return size, *(lane.name for lane in self.detection.program.lane_hparams)
+
+
+class _Choice(NamedTuple):
+    engine: str
+    reason: str
+    measured: tuple[tuple[str, float], ...] = ()
+
+
 def _group(
     task: Task,
     trials: Sequence[Trial],
     kinds: Mapping[str, Kind],
     total_steps: Sequence[int],
-) -> tuple[list[tuple[Detection, list[int]]], dict[int, str]]:
+    expected_steps: Sequence[float],
+) -> tuple[list[_Group], dict[int, str]]:
     """Puts each trial to the first program that covers it, tracing new ones."""
-    groups: list[tuple[Detection, list[int]]] = []
+    groups: list[_Group] = []
     failed: dict[int, Exception] = {}
-    for trial, steps in zip(trials, total_steps, strict=True):
-        values = dict(trial.hparams) | {"total_steps": steps}
-        group = next((g for g in groups if g[0].covers(values)), None)
+    for trial, total, steps in zip(trials, total_steps, expected_steps, strict=True):
+        values = dict(trial.hparams) | {"total_steps": total}
+        group = next((g for g in groups if g.detection.covers(values)), None)
         if group is None:
-            like = groups[0][0] if groups else None
+            like = groups[0].detection if groups else None
             try:
-                found = detect(task, trial.hparams, kinds, steps, like)
+                group = _Group(detect(task, trial.hparams, kinds, total, like))
+            except StaticHParamError:
+                raise
             except Exception as error:
                 failed[trial.trial_id] = error
                 continue
-            group = found, []
             groups.append(group)
-        group[1].append(trial.trial_id)
+        group.trials.append(trial)
+        group.steps += steps
     if failed and not groups:
         raise next(iter(failed.values()))
     reasons = {i: f"{type(e).__name__}: {e}" for i, e in failed.items()}
     return groups, reasons
 
 
-def _pack(
-    detection: Detection,
-    trial_ids: list[int],
+def _pack(group: _Group, choice: _Choice, lanes: int) -> PlannedPack:
+    detection = group.detection
+    return PlannedPack(
+        spec=PackSpec(detection.program, choice.engine, lanes, detection.state),
+        key=detection.key,
+        trial_ids=tuple(trial.trial_id for trial in group.trials),
+        num_params=group.num_params,
+        flops=detection.flops,
+        reason=choice.reason,
+        measured=choice.measured,
+    )
+
+
+def _width(
+    group: _Group, engine: str, devices: Sequence[jax.Device], widest: int | None
+) -> int:
+    """A pack's width: no wider than the trials need once every worker has a pack."""
+    if engine == "solo":
+        return 1
+    share = -(-len(group.trials) // len(devices))
+    return min(widest or DEFAULT_LANES, 1 << (share - 1).bit_length())
+
+
+def _choose(
+    task: Task,
+    groups: Sequence[_Group],
     engine: str,
+    devices: Sequence[jax.Device],
     max_lanes: int | None,
-    platform: str,
-    workers: int,
-) -> PlannedPack:
-    num_params = sum(leaf.size for leaf in jax.tree.leaves(detection.state.params))
-    reason = "as asked for"
-    if engine == "auto":
-        engine, reason = _choose(platform, num_params)
-    lanes = 1
-    if engine == "packed":
-        # No wider than the trials need once every worker has a pack.
-        share = -(-len(trial_ids) // workers)
-        lanes = min(max_lanes or DEFAULT_LANES, 1 << (share - 1).bit_length())
-    spec = PackSpec(detection.program, engine, lanes, detection.state)
-    return PlannedPack(spec, detection.key, tuple(trial_ids), num_params, reason)
+) -> list[_Choice]:
+    """An engine for each group: the one asked for, the usual one, or the fastest.
+
+    Groups of one family share a choice. It is measured, on the group with the most
+    work, only where the work ahead is long enough for that to pay.
+    """
+    if engine != "auto":
+        return [_Choice(engine, "as asked for")] * len(groups)
+    families: dict[Any, list[_Group]] = {}
+    for group in groups:
+        families.setdefault(group.family, []).append(group)
+    choices = {}
+    for family, members in families.items():
+        work = sum(group.detection.flops * group.steps for group in members)
+        largest = max(members, key=lambda g: g.detection.flops * g.steps)
+        choices[family] = _usual(devices[0].platform, largest.num_params)
+        if work / FLOPS / len(devices) > WORTH_MEASURING:
+            choices[family] = _fastest(
+                task, largest, choices[family], devices, max_lanes
+            )
+    return [choices[group.family] for group in groups]
 
 
-def _choose(platform: str, num_params: int) -> tuple[str, str]:
+def _usual(platform: str, num_params: int) -> _Choice:
     if platform != "cpu":
-        return "packed", f"packed: one trial does not fill a {platform}"
+        return _Choice("packed", f"packed: one trial does not fill a {platform}")
     if num_params < TINY:
-        return "packed", f"packed: under {TINY:,} params a pack beats single trials"
-    return "solo", "solo: on a CPU one trial fills a core"
+        reason = f"packed: under {TINY:,} params a pack beats single trials on a CPU"
+        return _Choice("packed", reason)
+    return _Choice("solo", "solo: on a CPU one trial fills a core")
+
+
+def _fastest(
+    task: Task,
+    group: _Group,
+    usual: _Choice,
+    devices: Sequence[jax.Device],
+    max_lanes: int | None,
+) -> _Choice:
+    """The engine that measures fastest; the usual one unless it loses by a tenth."""
+    detection = group.detection
+    widths = {name: _width(group, name, devices, max_lanes) for name in ADVANCE}
+    specs = [
+        PackSpec(detection.program, name, width, detection.state)
+        for name, width in widths.items()
+        if name == "solo" or width > 1
+    ]
+    if len(specs) < 2:
+        return usual
+    seconds = measure(task.dataset, detection, group.trials[0], specs, devices)
+    by_engine = {spec.engine: time for spec, time in seconds.items()}
+    best = min(by_engine, key=lambda name: by_engine[name])
+    if by_engine[best] > 0.9 * by_engine[usual.engine]:
+        best = usual.engine
+    figures = tuple(
+        (f"{spec.engine} x {spec.num_lanes}", round(time * 1e6, 2))
+        for spec, time in seconds.items()
+    )
+    shown = ", ".join(f"{name} {us:.4g} us" for name, us in figures)
+    return _Choice(best, f"{best}, by measurement; a lane-step: {shown}", figures)
 
 
 def _merge_findings(groups: Sequence[Sequence[Finding]]) -> tuple[Finding, ...]:

@@ -211,6 +211,7 @@ def sweep(
             trials,
             kinds_of_space(space),
             totals,
+            expected_steps(scheduler, spes),
             engine=engine,
             max_lanes=max_lanes,
             workers=workers,
@@ -247,6 +248,12 @@ def draw(
     sampled = space.sample(count + len(first), seed)
     fresh = [hparams for hparams in sampled if hparams not in first]
     return [Trial(i, hp) for i, hp in enumerate((first + fresh)[:count])]
+
+
+def expected_steps(scheduler: Scheduler, spes: Sequence[int]) -> list[float]:
+    """The steps that each trial trains on average, whatever its scores."""
+    mean = scheduler.total_resource() / scheduler.num_trials
+    return [mean * (spe if scheduler.unit == "epochs" else 1) for spe in spes]
 
 
 class _Run:

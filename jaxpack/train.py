@@ -96,6 +96,7 @@ def train(
         numbered,
         kinds_of_trials(numbered),
         total,
+        targets,
         engine=engine,
         max_lanes=max_lanes,
         workers=workers,

@@ -16,7 +16,7 @@ LAYERS = (
     | {"nn", "conv", "optimizers", "schedules", "metrics"},
     {"task", "step", "probe", "detect"},
     {"engines"},
-    {"executables", "planner", "pack", "worker", "store"},
+    {"executables", "planner", "tune", "pack", "worker", "store"},
     {"ledger", "sweep", "train", "explain", "report", "progress"},
 )
 LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names}
@@ -33,6 +33,9 @@ SIDEWAYS = {
     ("detect", "step"),
     ("detect", "task"),
     ("pack", "executables"),
+    ("tune", "executables"),
+    ("tune", "pack"),
+    ("planner", "tune"),
     ("worker", "executables"),
     ("worker", "pack"),
     ("train", "ledger"),
