@@ -4,7 +4,8 @@ On a CPU, XLA's fast convolutions need the orders NHWC and HWIO and a single gro
 Inside a loop JAX's own gradients of a convolution have neither order, and kernels
 that differ between lanes become one grouped convolution. Both then run ten to fifty
 times slower. Here the gradients are written as convolutions in those orders, and
-lanes are folded into a dimension or looped over, never grouped.
+lanes are folded into a dimension or looped over, never grouped. So are groups, which
+are lanes within one convolution. Depthwise convolutions are sums of shifted images.
 
 With T(x, w, y) = <conv(x, w), y>, which is linear in each of its arguments, the
 convolution and its two gradients are the three partial derivatives of T. The
@@ -17,37 +18,46 @@ On all other platforms the convolution and its gradients are XLA's own.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 _NHWC = ("NHWC", "HWIO", "NHWC")
-_ONES = (1, 1)
-# Beyond this many terms a sum of shifted images takes too long to compile.
+# Kernels beyond this many elements are no sums of shifted images: those of one channel
+# are slower so, and depthwise ones take too long to compile.
 _MAX_SHIFTS = 25
+_MAX_DEPTHWISE_SHIFTS = 49
 
 _Size = tuple[int, ...]
 _Pads = tuple[tuple[int, int], ...]
 
 
 class _Geometry(NamedTuple):
-    """What fixes a 2-D convolution but for batch and channels; pairs are `(H, W)`."""
+    """What fixes a 2-D convolution but for batch and channels; pairs are `(H, W)`.
+
+    `spread` is the dilation of the images, `dilation` that of the kernels. `groups`
+    is 1, or the number of input channels of a depthwise convolution.
+    """
 
     image: _Size
     kernel: _Size
     strides: _Size
     padding: _Pads
+    spread: _Size
     dilation: _Size
+    groups: int
     precision: Any
 
     @property
     def output(self) -> _Size:
         return tuple(
-            (n + lo + hi - d * (k - 1) - 1) // s + 1
-            for n, k, s, (lo, hi), d in zip(*self[:5], strict=True)
+            (e * (n - 1) + lo + hi - d * (k - 1)) // s + 1
+            for n, k, s, (lo, hi), e, d in zip(*self[:6], strict=True)
         )
 
 
@@ -67,14 +77,15 @@ def conv_general_dilated(
     """Convolves as `jax.lax.conv_general_dilated` does, fast in loops and packs too.
 
     A drop-in replacement, for instance for `nn.Conv(conv_general_dilated=...)`.
-    Two-dimensional convolutions in NHWC/HWIO/NHWC order, of one floating dtype and
-    one group and without `lhs_dilation`, are computed as this module describes, at
-    any stride, padding and `rhs_dilation`; these have no forward-mode derivative.
-    All others are handed to `jax.lax.conv_general_dilated` unchanged.
+    Convolutions over one or two spatial dimensions and of one floating dtype are
+    computed as this module describes, in any order of dimensions, at any stride,
+    padding, dilation and number of feature groups; these have no forward-mode
+    derivative. All others, among them depthwise ones of very large kernels, are
+    handed to `jax.lax.conv_general_dilated` unchanged.
 
     Args:
-      lhs: `[B, H, W, I]` images.
-      rhs: `[h, w, I, O]` kernels.
+      lhs: `[B, H, W, I]` images, in the order that `dimension_numbers` says.
+      rhs: `[h, w, I / groups, O]` kernels, likewise.
       window_strides: A stride for each spatial dimension.
       padding: "SAME", "SAME_LOWER", "VALID" or a pair `(low, high)` for each.
       lhs_dilation: Dilations of the images, 1 by default.
@@ -99,7 +110,7 @@ def conv_general_dilated(
       ... ).shape
       (2, 3, 3, 4)
     """
-    convolve = functools.partial(
+    native = functools.partial(
         lax.conv_general_dilated,
         window_strides=window_strides,
         padding=padding,
@@ -111,41 +122,84 @@ def conv_general_dilated(
         precision=precision,
         preferred_element_type=preferred_element_type,
     )
-    result = jax.eval_shape(convolve, lhs, rhs)
+    result = jax.eval_shape(native, lhs, rhs)
     numbers = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
+    kernel = tuple(rhs.shape[i] for i in numbers.rhs_spec[2:])
+    depthwise = feature_group_count == lhs.shape[numbers.lhs_spec[1]] > 1
     if not (
-        lhs.ndim == 4
-        and numbers == lax.conv_dimension_numbers(lhs.shape, rhs.shape, _NHWC)
-        and feature_group_count == batch_group_count == 1
-        and tuple(lhs_dilation or _ONES) == _ONES
+        lhs.ndim in (3, 4)
+        and batch_group_count == 1
         and lhs.dtype == rhs.dtype == result.dtype
         and jnp.issubdtype(lhs.dtype, jnp.floating)
         and 0 not in lhs.shape + rhs.shape + result.shape
+        and (not depthwise or math.prod(kernel) <= _MAX_DEPTHWISE_SHIFTS)
     ):
-        return convolve(lhs, rhs)
+        return native(lhs, rhs)
     geometry = _geometry(
-        lhs.shape, rhs.shape, window_strides, padding, rhs_dilation, precision
+        tuple(lhs.shape[i] for i in numbers.lhs_spec[2:]),
+        kernel,
+        tuple(window_strides),
+        padding,
+        tuple(lhs_dilation or (1,) * len(kernel)),
+        tuple(rhs_dilation or (1,) * len(kernel)),
+        feature_group_count if depthwise else 1,
+        precision,
     )
-    if geometry.kernel == _ONES and geometry.padding == ((0, 0), (0, 0)):
-        # A matrix product has good gradients and batching of its own everywhere.
-        lhs = lhs[:, :: geometry.strides[0], :: geometry.strides[1]]
-        return jnp.einsum("bhwi,io->bhwo", lhs, rhs[0, 0], precision=precision)
-    return _partial("y", geometry, lhs, rhs)
+    batch, features, *space = numbers.lhs_spec
+    x = jnp.transpose(lhs, (batch, *space, features))
+    outputs, inputs, *space = numbers.rhs_spec
+    w = jnp.transpose(rhs, (*space, inputs, outputs))
+    if len(space) == 1:
+        x, w = x[:, None], w[None]
+    y = _groups(geometry, feature_group_count, x, w)
+    batch, features, *space = numbers.out_spec
+    y = y.reshape(len(y), *y.shape[3 - len(space) :])
+    return jnp.transpose(y, np.argsort((batch, *space, features)).tolist())
 
 
-def _geometry(lhs_shape, rhs_shape, strides, padding, dilation, precision) -> _Geometry:
-    image, kernel = lhs_shape[1:3], rhs_shape[:2]
-    dilation = tuple(dilation or _ONES)
+def _geometry(
+    image, kernel, strides, padding, spread, dilation, groups, precision
+) -> _Geometry:
     if isinstance(padding, str):
         spans = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
         padding = lax.padtype_to_pads(image, spans, strides, padding)
     pads = tuple((int(low), int(high)) for low, high in padding)
-    return _Geometry(image, kernel, tuple(strides), pads, dilation, precision)
+    if len(image) == 1:  # A line is an image of height 1.
+        image, kernel, strides, spread, dilation = (
+            (1, *size) for size in (image, kernel, strides, spread, dilation)
+        )
+        pads = ((0, 0), *pads)
+    return _Geometry(image, kernel, strides, pads, spread, dilation, groups, precision)
+
+
+def _groups(geometry: _Geometry, groups: int, x: jax.Array, w: jax.Array) -> jax.Array:
+    """Convolves `[B, H, W, I]` with `[h, w, I / groups, O]`."""
+    g = geometry
+    convolve = functools.partial(_partial, "y", geometry)
+    if (g.kernel, g.padding, g.spread) == ((1, 1), ((0, 0), (0, 0)), (1, 1)):
+        # A matrix product has good gradients and batching of its own everywhere.
+        x = x[:, :: g.strides[0], :: g.strides[1]]
+        convolve = functools.partial(
+            lambda x, w: jnp.einsum("bhwi,io->bhwo", x, w[0, 0], precision=g.precision)
+        )
+    elif g.groups > 1:
+        return convolve(x, w)
+    if groups == 1:
+        return convolve(x, w)
+    x, w = (a.reshape(*a.shape[:-1], groups, -1) for a in (x, w))
+    y = jax.vmap(convolve, (3, 3), 3)(x, w)
+    return y.reshape(*y.shape[:3], -1)
+
+
+# Jitted to be traced only once for each geometry and shape.
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _partial(by: str, geometry: _Geometry, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Returns dT/d`by`, a function of the other two of `x, w, y` in this order."""
+    return _derivative(by, geometry, a, b)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _partial(by: str, geometry: _Geometry, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Returns dT/d`by`, a function of the other two of `x, w, y` in this order."""
+def _derivative(by, geometry, a, b):
     return lax.platform_dependent(
         a,
         b,
@@ -154,11 +208,11 @@ def _partial(by: str, geometry: _Geometry, a: jax.Array, b: jax.Array) -> jax.Ar
     )
 
 
-def _partial_fwd(by, geometry, a, b):
+def _forward(by, geometry, a, b):
     return _partial(by, geometry, a, b), (a, b)
 
 
-def _partial_bwd(by, geometry, residuals, cotangent):
+def _backward(by, geometry, residuals, cotangent):
     names = [name for name in "xwy" if name != by]
     values = {**dict(zip(names, residuals, strict=True)), by: cotangent}
 
@@ -169,81 +223,101 @@ def _partial_bwd(by, geometry, residuals, cotangent):
     return tuple(gradient(name) for name in names)
 
 
-_partial.defvjp(_partial_fwd, _partial_bwd)
+_derivative.defvjp(_forward, _backward)
 
 
 def _output(geometry: _Geometry, x: jax.Array, w: jax.Array) -> jax.Array:
     g = geometry
-    if x.shape[3] == 1 and g.kernel[0] * g.kernel[1] <= _MAX_SHIFTS:
+    # One channel is several times faster so, and fused with what follows it.
+    if g.groups > 1 or (x.shape[3] == 1 and math.prod(g.kernel) <= _MAX_SHIFTS):
         return _shifted_sum(g, x, w)
-    return _convolve(g.strides, g.padding, _ONES, g.dilation, g.precision)(x, w)
-
-
-def _shifted_sum(geometry: _Geometry, x: jax.Array, w: jax.Array) -> jax.Array:
-    """Convolves one-channel images as a sum of shifted images times scalars.
-
-    Several times faster than a convolution of one channel, and fused with what
-    follows it.
-    """
-    (h, v), (sy, sx), (dy, dx) = geometry.output, geometry.strides, geometry.dilation
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    pads = [(0, 0, 0), *((*pad, 0) for pad in geometry.padding), (0, 0, 0)]
-    padded = lax.pad(x.astype(wide), jnp.zeros((), wide), pads)
-
-    def shifted(i: int, j: int) -> jax.Array:
-        top, left = i * dy, j * dx
-        bottom, right = top + (h - 1) * sy + 1, left + (v - 1) * sx + 1
-        return padded[:, top:bottom:sy, left:right:sx]
-
-    terms = (
-        shifted(i, j) * w[i : i + 1, j : j + 1].astype(wide)
-        for i in range(geometry.kernel[0])
-        for j in range(geometry.kernel[1])
-    )
-    return functools.reduce(jnp.add, terms).astype(x.dtype)
+    return _convolve(g)(x, w)
 
 
 def _image_gradient(geometry: _Geometry, w: jax.Array, y: jax.Array) -> jax.Array:
     """Convolves `y`, spread out by the strides, with the kernels turned round."""
     g = geometry
     pads = []
-    for n, k, s, (lo, _), d, m in zip(*g[:5], g.output, strict=True):
+    for n, k, s, (lo, _), e, d, m in zip(*g[:6], g.output, strict=True):
         low = d * (k - 1) - lo
-        pads.append((low, n + d * (k - 1) - (m - 1) * s - 1 - low))
-    convolve = _convolve(_ONES, tuple(pads), g.strides, g.dilation, g.precision)
-    return convolve(y, jnp.swapaxes(w[::-1, ::-1], 2, 3))
+        pads.append((low, e * (n - 1) + d * (k - 1) - s * (m - 1) - low))
+    turned = g._replace(
+        image=g.output, strides=g.spread, padding=tuple(pads), spread=g.strides
+    )
+    w = w[::-1, ::-1]
+    if g.groups > 1:
+        each = _shifted_sum(turned, y, w)
+        return each.reshape(*each.shape[:3], g.groups, -1).sum(-1)
+    return _convolve(turned)(y, jnp.swapaxes(w, 2, 3))
 
 
 def _kernel_gradient(geometry: _Geometry, x: jax.Array, y: jax.Array) -> jax.Array:
     """Convolves the images with `y` as kernels; examples are the channels."""
     g = geometry
+    if g.groups > 1:
+        return _shifted_products(g, x, y)
     pads = tuple(
-        (lo, d * (k - 1) + (m - 1) * s + 1 - n - lo)
-        for n, k, s, (lo, _), d, m in zip(*g[:5], g.output, strict=True)
+        (lo, d * (k - 1) + s * (m - 1) - e * (n - 1) - lo)
+        for n, k, s, (lo, _), e, d, m in zip(*g[:6], g.output, strict=True)
     )
-    convolve = _convolve(g.dilation, pads, _ONES, g.strides, g.precision)
-    gradient = convolve(jnp.transpose(x, (3, 1, 2, 0)), jnp.transpose(y, (1, 2, 0, 3)))
+    turned = g._replace(
+        kernel=g.output, strides=g.dilation, padding=pads, dilation=g.strides
+    )
+    gradient = _convolve(turned)(
+        jnp.transpose(x, (3, 1, 2, 0)), jnp.transpose(y, (1, 2, 0, 3))
+    )
     return jnp.transpose(gradient, (1, 2, 0, 3))
 
 
+def _shifted(geometry: _Geometry, x: jax.Array) -> Iterator[jax.Array]:
+    """Yields what each element of the kernel meets, row by row: `[B, H', W', I]`."""
+    g = geometry
+    spaces = ((lo, hi, e - 1) for (lo, hi), e in zip(g.padding, g.spread, strict=True))
+    zero = jnp.zeros((), x.dtype)
+    padded = lax.pad(x, zero, [(0, 0, 0), *spaces, (0, 0, 0)])
+    last = [s * (m - 1) + 1 for s, m in zip(g.strides, g.output, strict=True)]
+    for i, j in np.ndindex(g.kernel):
+        top, left = i * g.dilation[0], j * g.dilation[1]
+        rows = slice(top, top + last[0], g.strides[0])
+        yield padded[:, rows, left : left + last[1] : g.strides[1]]
+
+
+def _shifted_sum(geometry: _Geometry, x: jax.Array, w: jax.Array) -> jax.Array:
+    """Convolves each channel, or the one there is, as a sum of shifted images."""
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    weights = w.astype(wide).reshape(-1, 1, 1, 1, w.shape[3])
+    x = _repeated(x, w.shape[3])
+    terms = (
+        image * weight
+        for image, weight in zip(
+            _shifted(geometry, x.astype(wide)), weights, strict=True
+        )
+    )
+    return functools.reduce(jnp.add, terms).astype(x.dtype)
+
+
+def _shifted_products(geometry: _Geometry, x: jax.Array, y: jax.Array) -> jax.Array:
+    """Multiplies each channel of `y` with each shifted image and sums."""
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    x = _repeated(x, y.shape[3]).astype(wide)
+    sums = [jnp.sum(image * y, (0, 1, 2)) for image in _shifted(geometry, x)]
+    return jnp.stack(sums).reshape(*geometry.kernel, 1, -1).astype(y.dtype)
+
+
+def _repeated(x: jax.Array, channels: int) -> jax.Array:
+    """Repeats each channel next to itself, unless there is only one."""
+    return (
+        x if x.shape[3] in (1, channels) else jnp.repeat(x, channels // x.shape[3], 3)
+    )
+
+
 @functools.cache
-def _convolve(
-    strides: _Size, padding: _Pads, lhs_dilation: _Size, rhs_dilation: _Size, precision
-) -> Callable[[jax.Array, jax.Array], jax.Array]:
+def _convolve(geometry: _Geometry) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Returns a convolution in canonical order that lanes never turn into groups."""
 
     @jax.custom_batching.custom_vmap
     def convolve(lhs, rhs):
-        return lax.conv_general_dilated(
-            lhs,
-            rhs,
-            strides,
-            padding,
-            lhs_dilation,
-            rhs_dilation,
-            _NHWC,
-            precision=precision,
-        )
+        return _native(geometry, lhs, rhs)
 
     @convolve.def_vmap
     def _(axis_size, in_batched, lhs, rhs):
@@ -262,18 +336,28 @@ def _convolve(
 def _native(geometry: _Geometry, x: jax.Array, w: jax.Array) -> jax.Array:
     g = geometry
     return lax.conv_general_dilated(
-        x, w, g.strides, g.padding, _ONES, g.dilation, _NHWC, precision=g.precision
+        x,
+        w,
+        g.strides,
+        g.padding,
+        g.spread,
+        g.dilation,
+        _NHWC,
+        feature_group_count=g.groups,
+        precision=g.precision,
     )
 
 
 def _native_image_gradient(geometry, w, y):
-    x = jax.ShapeDtypeStruct((y.shape[0], *geometry.image, w.shape[2]), w.dtype)
+    channels = w.shape[2] * geometry.groups
+    x = jax.ShapeDtypeStruct((y.shape[0], *geometry.image, channels), w.dtype)
     (gradient,) = jax.linear_transpose(lambda x: _native(geometry, x, w), x)(y)
     return gradient
 
 
 def _native_kernel_gradient(geometry, x, y):
-    w = jax.ShapeDtypeStruct((*geometry.kernel, x.shape[3], y.shape[3]), x.dtype)
+    channels = x.shape[3] // geometry.groups
+    w = jax.ShapeDtypeStruct((*geometry.kernel, channels, y.shape[3]), x.dtype)
     (gradient,) = jax.linear_transpose(lambda w: _native(geometry, x, w), w)(y)
     return gradient
 

@@ -76,6 +76,55 @@ def test_equals_stock(kernel, strides, padding, dilation, size, channels):
     assert_close(*both(lambda conv: value_and_gradients(conv, *args), x, w), atol=1e-4)
 
 
+ORDERS = (NHWC, None, ("NHWC", "OIHW", "NCHW"), ("HWNC", "IHWO", "CHWN"))
+# Channels in, groups, channels out: plain, grouped, depthwise, with a multiplier.
+GROUPS = ((3, 1, 4), (4, 2, 6), (4, 4, 4), (3, 3, 6), (1, 1, 2))
+
+
+def in_order(spec: str, array: jax.Array, canonical: str) -> jax.Array:
+    return jnp.transpose(array, [canonical.index(letter) for letter in spec])
+
+
+def forms():
+    pads = ((0, 0), (0, 0)), ((1, 0), (2, 1)), ((0, -1), (1, 0))
+    for i, (channels, kernel) in enumerate(itertools.product(GROUPS, (1, 3))):
+        for j in range(3):
+            k = i + j
+            stride, spread, dilation = 1 + k % 2, 1 + k // 2 % 2, 1 + j % 2
+            yield channels, kernel, stride, pads[j], spread, dilation, ORDERS[k % 4]
+
+
+@pytest.mark.parametrize(
+    "channels,kernel,stride,padding,spread,dilation,order", list(forms())
+)
+def test_groups_spreads_and_orders_equal_stock(
+    channels, kernel, stride, padding, spread, dilation, order
+):
+    inputs, groups, outputs = channels
+    specs = order or ("NCHW", "OIHW", "NCHW")
+    x = in_order(specs[0], normal(0, 2, 7, 8, inputs), "NHWC")
+    w = normal(1, kernel, kernel, inputs // groups, outputs)
+    args = (
+        (stride, stride),
+        padding,
+        (spread, spread),
+        (dilation, dilation),
+        order,
+        groups,
+    )
+    w = in_order(specs[1], w, "HWIO")
+    assert_close(*both(lambda conv: value_and_gradients(conv, *args), x, w), atol=1e-4)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("numbers", [("NWC", "WIO", "NWC"), ("NCH", "OIH", "NCH")])
+def test_lines_equal_stock(numbers, groups):
+    x = in_order(numbers[0].replace("H", "W"), normal(0, 2, 9, 4), "NWC")
+    w = in_order(numbers[1].replace("H", "W"), normal(1, 3, 4 // groups, 4), "WIO")
+    args = ((2,), ((2, 1),), (1,), (2,), numbers, groups)
+    assert_close(*both(lambda conv: value_and_gradients(conv, *args), x, w), atol=1e-4)
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_bfloat16(channels):
     x = normal(0, 2, 8, 8, channels, dtype=jnp.bfloat16)
@@ -85,11 +134,14 @@ def test_bfloat16(channels):
     assert_close(ours, stock, atol=0.25)
 
 
+@pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("by", ["x", "w", "y"])
-def test_other_platforms_compute_the_same(by):
-    x, w = normal(0, 2, 8, 9, 3), normal(1, 3, 3, 3, 4)
+def test_other_platforms_compute_the_same(by, groups):
+    x, w = normal(0, 2, 8, 9, 3), normal(1, 3, 3, 3 // groups, 6)
     pads = ((1, 0), (2, 1))
-    geometry = conv._Geometry((8, 9), (3, 3), (2, 1), pads, (1, 2), None)
+    geometry = conv._Geometry(
+        (8, 9), (3, 3), (2, 1), pads, (1, 2), (1, 2), groups, None
+    )
     args = {"x": x, "w": w, "y": conv._output(geometry, x, w)}
     others = [value for name, value in args.items() if name != by]
     native = conv._NATIVE[by](geometry, *others)
@@ -100,8 +152,9 @@ def test_other_platforms_compute_the_same(by):
 IN_AXES = {"own input": (0, 0), "shared input": (None, 0), "shared kernel": (0, None)}
 
 
-def lane_arguments(in_axes, channels=3):
-    x, w = normal(0, LANES, 2, 7, 7, channels), normal(1, LANES, 3, 3, channels, 4)
+def lane_arguments(in_axes, channels=3, groups=1):
+    x = normal(0, LANES, 2, 7, 7, channels)
+    w = normal(1, LANES, 3, 3, channels // groups, 4)
     return tuple(
         a if axis == 0 else a[0] for a, axis in zip((x, w), in_axes, strict=True)
     )
@@ -126,20 +179,33 @@ def test_lanes_equal_stock(in_axes, channels):
         assert_close(jax.tree.map(lambda a, i=i: a[i], got), expected)
 
 
-def groups(conv, in_axes) -> set[int]:
+@pytest.mark.parametrize("groups", [2, 4], ids=["grouped", "depthwise"])
+@pytest.mark.parametrize("in_axes", list(IN_AXES.values()), ids=list(IN_AXES))
+def test_lanes_of_groups_equal_stock(in_axes, groups):
+    args = lane_arguments(in_axes, 4, groups)
+    options = ((2, 2), "SAME", None, None, NHWC, groups)
+    ours = jax.vmap(value_and_gradients(conv_general_dilated, *options), in_axes)
+    stock = jax.vmap(value_and_gradients(lax.conv_general_dilated, *options), in_axes)
+    assert_close(jax.jit(ours)(*args), jax.jit(stock)(*args), atol=1e-4)
+
+
+def group_counts(conv, in_axes, groups=1) -> set[int]:
     """Returns the group counts of all convolutions in the vmapped gradients."""
-    f = jax.vmap(value_and_gradients(conv, (1, 1), "SAME", None, None, NHWC), in_axes)
-    text = jax.jit(f).lower(*lane_arguments(in_axes)).as_text()
+    options = ((1, 1), "SAME", None, None, NHWC, groups)
+    f = jax.vmap(value_and_gradients(conv, *options), in_axes)
+    text = jax.jit(f).lower(*lane_arguments(in_axes, 4, groups)).as_text()
     counts = re.findall(r"(?:feature|batch)_group_count = (\d+)", text)
-    assert counts
     return {int(count) for count in counts}
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="only CPUs avoid groups")
+@pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("in_axes", list(IN_AXES.values()), ids=list(IN_AXES))
-def test_lanes_are_not_groups(in_axes):
-    assert groups(conv_general_dilated, in_axes) == {1}
-    assert groups(lax.conv_general_dilated, in_axes) != {1}
+def test_lanes_are_not_groups(in_axes, groups):
+    ours = group_counts(conv_general_dilated, in_axes, groups)
+    # A depthwise convolution is no convolution to XLA.
+    assert ours == (set() if groups == 4 else {1})
+    assert not group_counts(lax.conv_general_dilated, in_axes, groups) <= {1}
 
 
 @pytest.mark.parametrize(
@@ -230,23 +296,19 @@ def test_second_derivatives():
 
 
 OTHERS = {
-    "groups": ((2, 6, 6, 4), (3, 3, 2, 4), {"feature_group_count": 2}),
     "batch groups": ((2, 6, 6, 4), (3, 3, 4, 4), {"batch_group_count": 2}),
-    "lhs_dilation": (
+    "3-D": (
+        (2, 4, 4, 4, 3),
+        (2, 2, 2, 3, 2),
+        {
+            "dimension_numbers": ("NDHWC", "DHWIO", "NDHWC"),
+            "window_strides": (1, 1, 1),
+        },
+    ),
+    "large depthwise kernel": (
         (2, 6, 6, 4),
-        (3, 3, 4, 4),
-        {"lhs_dilation": (2, 2), "padding": ((1, 1), (1, 1))},
-    ),
-    "NCHW": (
-        (2, 4, 6, 6),
-        (4, 4, 3, 3),
-        {"dimension_numbers": ("NCHW", "OIHW", "NCHW")},
-    ),
-    "default order": ((2, 4, 6, 6), (4, 4, 3, 3), {"dimension_numbers": None}),
-    "1-D": (
-        (2, 6, 4),
-        (3, 4, 4),
-        {"dimension_numbers": ("NWC", "WIO", "NWC"), "window_strides": (1,)},
+        (5, 11, 1, 4),
+        {"feature_group_count": 4},
     ),
     "empty batch": ((0, 6, 6, 4), (3, 3, 4, 4), {}),
     "empty output": ((2, 2, 2, 4), (3, 3, 4, 4), {"padding": "VALID"}),
