@@ -6,14 +6,13 @@ ARGS ?=
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
-BENCHMARKS := step_time sweep_time
 
-.PHONY: help install sweep test check bench experiments clean
+.PHONY: help install sweep test check bench bench-gpu experiments clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this help
 	@echo 'Usage: make TARGET [EXPERIMENT=name] [ARGS="..."] [PYTHON=python3.12]'
-	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  \1 \2/p' $(MAKEFILE_LIST) \
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1 \2/p' $(MAKEFILE_LIST) \
 	  | while read -r target text; do printf '  %-12s %s\n' "$$target" "$$text"; done
 
 install: $(STAMP)  ## Make .venv with jaxpack and all that its development needs
@@ -29,13 +28,12 @@ check: $(STAMP)  ## Check format, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/pyrefly check
 
-bench: $(STAMP)  ## Run the benchmarks there are in experiments/
-	@ran=no; for name in $(BENCHMARKS); do \
-	  if [ -e experiments/$$name.py ]; then \
-	    ran=yes; echo "== $$name"; $(BIN)/python -m experiments.$$name $(ARGS) || exit; \
-	  fi; \
-	done; \
-	if [ $$ran = no ]; then echo "No benchmark is in experiments/ yet."; fi
+bench: $(STAMP)  ## Time steps and sweeps on this machine, in under 15 minutes
+	$(BIN)/python -m experiments.step_time $(ARGS)
+	$(BIN)/python -m experiments.sweep_time $(ARGS)
+
+bench-gpu:  ## Check and time on a GPU, with PYTHON as it is: no .venv is needed
+	PYTHONPATH=. $(PYTHON) -m experiments.bench_gpu $(ARGS)
 
 experiments: $(STAMP)  ## Run the experiments at a small size
 	$(BIN)/python -m experiments.digits_hyperband --max-resource 9 $(ARGS)
