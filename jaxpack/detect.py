@@ -31,6 +31,7 @@ _LIBRARIES = tuple(
     os.path.dirname(os.path.abspath(module.__file__)) + os.sep
     for module in (jax, np, flax, optax)
 )
+_DIFFERS = "a step differs from the one that its Python value gives"
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -43,6 +44,7 @@ class Kind(NamedTuple):
       continuous: Whether it is drawn from an interval, so that no two trials agree.
       static: What the user declared; None if nothing.
       why: Why its values must be static, where `dtype` is None.
+      extremes: Its lowest and highest number, at which tracing is checked, too.
     """
 
     dtype: str | None
@@ -50,6 +52,7 @@ class Kind(NamedTuple):
     continuous: bool = False
     static: bool | None = None
     why: str = ""
+    extremes: tuple[Any, ...] = ()
 
 
 class StaticHParamError(ValueError):
@@ -92,7 +95,10 @@ class Detection:
 
     def covers(self, hparams: Mapping[str, Any]) -> bool:
         """Whether a trial with these hparams has this program."""
-        return all(hparams[name] == value for name, value in self.key)
+        return all(
+            (type(hparams[name]), hparams[name]) == (type(value), value)
+            for name, value in self.key
+        )
 
 
 def kind_of(values: Sequence[Any], static: bool | None = None) -> Kind:
@@ -112,9 +118,9 @@ def kind_of(values: Sequence[Any], static: bool | None = None) -> Kind:
     if types == {int}:
         if max(map(abs, values)) >= 2**31:
             return Kind(None, static=static, why="too large for int32")
-        return Kind("int32", static=static)
+        return Kind("int32", static=static, extremes=(min(values), max(values)))
     if types <= {int, float}:
-        return Kind("float32", static=static)
+        return Kind("float32", static=static, extremes=(min(values), max(values)))
     if types == {str}:
         options = tuple(dict.fromkeys(values))
         if len(options) > 1:
@@ -154,10 +160,13 @@ def detect(
     candidates = _candidates(kinds, reads, found)
     traced = _guess(probe, candidates, python, like, found)
     if traced is None:  # Something cannot be traced: take them one by one.
-        traced = python
-        for candidate in candidates:
-            wider = _try(probe, (*traced.lanes, candidate), python, found)
-            traced = wider or traced
+        traced = _one_by_one(probe, candidates, python, found)
+    if like is None:  # What hparams do to one program, they do to the others.
+        astray = _astray(probe, traced, kinds)
+        if astray:
+            found.reasons.update(dict.fromkeys(astray, _DIFFERS))
+            kept = [lane for lane in traced.lanes if lane.name not in astray]
+            traced = _one_by_one(probe, kept, python, found)
 
     lanes, reasons, hints = traced.lanes, found.reasons, found.hints
     names = {lane.name for lane in lanes}
@@ -165,13 +174,14 @@ def detect(
     unread = [name for name in static if name not in reads and name != "batch_size"]
     key = [(name, value) for name, value in static.items() if name not in unread]
     _check_declared(kinds, key, reasons, hints, reads)
+    mixes = mixes_examples(probe, lanes)
     program = Program(
-        fingerprint=jaxprs.fingerprint(traced.flat()),
+        fingerprint=_fingerprint(probe, traced, mixes),
         lane_hparams=lanes,
         batch_size=probe.batch_size,
         num_examples=task.dataset.num_train,
         eval_batch_size=task.eval_batch_size,
-        mixes_examples=mixes_examples(probe, lanes),
+        mixes_examples=mixes,
         functions=task.functions,
         static=tuple({"total_steps": total_steps, **static}.items()),
     )
@@ -182,6 +192,18 @@ def detect(
         state=traced.state,
         flops=jaxprs.flops(traced.step),
     )
+
+
+def _fingerprint(probe: Probe, traced: Trace, mixes: bool) -> str:
+    """What tells programs apart: what they compute, and the forms they give it."""
+    flats = traced.flat()
+    if mixes:  # The short last batch is computed at its own size, without a mask.
+        short = probe.short_batch()
+        for other in (probe, short):
+            flats += other.trace(traced.lanes, masked=False).flat()
+    names = [name for name, _ in probe.functions.metrics]
+    structures = str(jax.tree.structure((traced.state, probe.data)))
+    return jaxprs.fingerprint(flats, names, structures)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,6 +250,46 @@ def _guess(
     return traced
 
 
+def _one_by_one(
+    probe: Probe, candidates: Sequence[LaneHParam], python: Trace, found: _Found
+) -> Trace:
+    """Traces with as many of the candidates as can be arguments together."""
+    traced = python
+    for candidate in candidates:
+        wider = _try(probe, (*traced.lanes, candidate), python, found)
+        traced = wider or traced
+    return traced
+
+
+def _astray(probe: Probe, traced: Trace, kinds: Mapping[str, Kind]) -> list[str]:
+    """The lanes for which a trace does not hold at their lowest or highest number.
+
+    A condition whose error was caught, or an integer that overflows, shows there.
+    """
+    extremes = {
+        lane.name: kinds[lane.name].extremes
+        for lane in traced.lanes
+        if lane.name in kinds and kinds[lane.name].extremes
+    }
+
+    def holds(values: dict[str, Any]) -> bool:
+        other = probe.at(values)
+        try:
+            python = other.trace(())
+        except Exception:  # Such a trial fails by itself.
+            return True
+        return agree(other, traced.lanes, traced, python)
+
+    ends = (0, -1)
+    if all(holds({name: e[end] for name, e in extremes.items()}) for end in ends):
+        return []
+    return [
+        name
+        for name, e in extremes.items()
+        if not all(holds({name: e[end]}) for end in ends)
+    ]
+
+
 def _try(
     probe: Probe,
     lanes: Sequence[LaneHParam],
@@ -259,7 +321,7 @@ def _try(
             reasons[name] = f"the shape or dtype of {leaf} depends on it"
             return None
     if not agree(probe, lanes, traced, python):
-        reasons[name] = "a step differs from the one that its Python value gives"
+        reasons[name] = _DIFFERS
         return None
     return traced
 

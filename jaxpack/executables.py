@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax import experimental
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import SingleDeviceSharding
 
@@ -31,6 +32,19 @@ _cache: dict[Hashable, Future] = {}
 _lock = threading.Lock()
 _thread = threading.local()
 _disk_cache_users = 0
+_X64 = "enable_x64"
+_TRACED_UNDER = {
+    "jax_default_matmul_precision": jax.default_matmul_precision,
+    "jax_threefry_partitionable": jax.threefry_partitionable,
+    "jax_numpy_dtype_promotion": jax.numpy_dtype_promotion,
+    "jax_numpy_rank_promotion": jax.numpy_rank_promotion,
+    "jax_default_prng_impl": jax.default_prng_impl,
+    # Where it was before it moved up.
+    "jax_enable_x64": getattr(
+        jax if hasattr(jax, "enable_x64") else experimental, _X64
+    ),
+}
+"""Settings that JAX keeps for each thread, with the context that sets each."""
 _saved_settings: dict[str, Any] = {}
 # An initialisation compiles in a third of the time and runs as fast for its size.
 _HASTY: dict[str, bool | str] = {"xla_backend_optimization_level": "1"}
@@ -89,7 +103,7 @@ def get(
     """
     leaves, structure = jax.tree.flatten(tuple(arguments))
     shapes = tuple((leaf.shape, str(leaf.dtype), leaf.weak_type) for leaf in leaves)
-    key = (name, identity, shapes, structure, device)
+    key = (name, identity, shapes, structure, device, settings())
     with _lock:
         future = _cache.get(key)
         mine = future is None
@@ -166,6 +180,24 @@ def _use_directory(directory: Path) -> dict[str, Any]:
         jax.config.update(name, value)
     compilation_cache.reset_cache()
     return saved
+
+
+def settings() -> tuple[Any, ...]:
+    """JAX's settings in this thread that what is traced depends on."""
+    return tuple(_settings(*_TRACED_UNDER))
+
+
+@contextlib.contextmanager
+def under(values: tuple[Any, ...]) -> Generator[None]:
+    """Gives this thread the settings of another one.
+
+    Args:
+      values: What `settings` returned there.
+    """
+    with contextlib.ExitStack() as stack:
+        for context, value in zip(_TRACED_UNDER.values(), values, strict=True):
+            stack.enter_context(context(value))
+        yield
 
 
 def disk_cache_wanted() -> bool:

@@ -7,7 +7,7 @@ from jaxpack.ledger import check_seed
 from jaxpack.planner import Plan, kinds_of_space, plan
 from jaxpack.schedulers import Hyperband, Scheduler
 from jaxpack.space import Space
-from jaxpack.sweep import draw, expected_steps
+from jaxpack.sweep import check_arguments, draw, expected_steps
 from jaxpack.task import Task
 from jaxpack.train import in_steps, steps_per_epoch
 
@@ -56,6 +56,7 @@ def explain(
       {'learning_rate': True, 'width': False}
     """
     scheduler = Hyperband(27) if scheduler is None else scheduler
+    check_arguments(task, space, scheduler)
     trials = draw(space, scheduler.num_trials, check_seed(seed))
     spes = [steps_per_epoch(task, trial.hparams) for trial in trials]
     totals = [in_steps(scheduler.max_resource, scheduler.unit, spe) for spe in spes]

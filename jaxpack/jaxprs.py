@@ -2,7 +2,7 @@
 
 A computation is flattened: jitted sub-functions are inlined, variables are numbered
 in order, and arithmetic on known scalars is carried out. Two computations with equal
-lists compute the same, whatever their functions were called.
+lists compute the same.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 _ADDRESS = re.compile(r"( at)? 0x[0-9a-f]+")
@@ -125,11 +126,9 @@ def flatten(closed: Any, known: Mapping[int, Any] | None = None) -> Flat:
         return count - 1
 
     def constant(value: Any) -> int | Known:
-        array = np.asarray(value)
-        if array.ndim == 0 and array.dtype.kind in "bifu":
-            return Known(array[()])
-        digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
-        consts.append(f"{array.dtype}{array.shape}{digest}")
+        if np.shape(value) == () and getattr(value.dtype, "kind", "") in set("bifu"):
+            return Known(np.asarray(value)[()])
+        consts.append(_digest(value))
         return fresh()
 
     def run(
@@ -142,7 +141,7 @@ def flatten(closed: Any, known: Mapping[int, Any] | None = None) -> Flat:
         def read(atom: Any) -> int | Known:
             if not hasattr(atom, "val"):
                 return env[atom]
-            return constant(np.asarray(atom.val, atom.aval.dtype))
+            return constant(np.asarray(atom.val, atom.aval.dtype))  # A scalar.
 
         for eqn in jaxpr.eqns:
             reads = tuple(map(read, eqn.invars))
@@ -243,9 +242,9 @@ def flops(closed: Any) -> float:
     return total
 
 
-def fingerprint(flats: Sequence[Flat]) -> str:
-    """A hash of what is computed, the same in every process."""
-    return hashlib.sha256(repr(tuple(flats)).encode()).hexdigest()[:16]
+def fingerprint(flats: Sequence[Flat], *more: Any) -> str:
+    """A hash of what is computed, and more, the same in every process."""
+    return hashlib.sha256(repr((tuple(flats), more)).encode()).hexdigest()[:16]
 
 
 def _fold(eqn: Any, operands: tuple[int | Known, ...]) -> Known | None:
@@ -271,9 +270,33 @@ def _fold(eqn: Any, operands: tuple[int | Known, ...]) -> Known | None:
 
 def _text(eqn: Any) -> str:
     params = ", ".join(f"{name}={eqn.params[name]}" for name in sorted(eqn.params))
+    # A callback's address is all that tells it from another one.
     if "callback" not in eqn.primitive.name:
         params = _ADDRESS.sub("", params)
+    params += "".join(_hidden(eqn.params))
     return f"[{params}] -> {', '.join(_type(var.aval) for var in eqn.outvars)}"
+
+
+def _hidden(params: Any) -> Iterator[str]:
+    """What the text of sub-jaxprs does not show: their constants and callbacks."""
+    for value in params.values() if isinstance(params, Mapping) else params:
+        if isinstance(value, tuple | list):
+            yield from _hidden(value)
+        for const in getattr(value, "consts", ()):
+            yield _digest(const)
+        for eqn in getattr(value, "eqns", ()):
+            if "callback" in eqn.primitive.name:
+                yield str(eqn.params["callback"])
+            yield from _hidden(eqn.params)
+
+
+def _digest(value: Any) -> str:
+    """Type and hash of an array, or of the data of a random key."""
+    if hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    array = np.asarray(value)
+    digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+    return f"{array.dtype}{array.shape}{digest}"
 
 
 def _type(aval: Any) -> str:

@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxpack.metrics import infer_mode
 from jaxpack.pack import Reading
 from jaxpack.task import Task
@@ -160,8 +162,16 @@ def weights(state: LaneState) -> dict[str, Any]:
     }
 
 
-def choose_metric(task: Task, metric: str | None, mode: str | None) -> tuple[str, str]:
+def choose_metric(
+    task: Task, metric: str | None, mode: str | None, *, ranked: bool = True
+) -> tuple[str, str]:
     """The metric to rank by, and whether low or high values are good.
+
+    Args:
+      task: The task.
+      metric: The metric asked for, or None for the task's first.
+      mode: The mode asked for, or None to tell it from the metric's name.
+      ranked: Whether trials are ranked at all, so that the mode matters.
 
     Raises:
       ValueError: If the task has no such metric, or the mode cannot be told.
@@ -172,6 +182,8 @@ def choose_metric(task: Task, metric: str | None, mode: str | None) -> tuple[str
             f"metric is {metric!r}; the task has {', '.join(task.metric_names)}"
         )
     mode = infer_mode(metric) if mode is None else mode
+    if mode is None and not ranked:
+        mode = "max"
     if mode is None:
         raise ValueError(
             f"whether low or high values of {metric!r} are good cannot be told from "
@@ -190,11 +202,12 @@ def check_seed(seed: Any) -> int:
       Traceback (most recent call last):
       ValueError: seed is -1; it must be a whole number from 0 to 2**32 - 1
     """
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+    whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
+    if not whole or not 0 <= seed < 2**32:
         raise ValueError(
             f"seed is {seed!r}; it must be a whole number from 0 to 2**32 - 1"
         )
-    return seed
+    return int(seed)
 
 
 def trial_seed(hparams: HParams, trial_id: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import operator
 import threading
 import time
@@ -22,6 +23,9 @@ SEGMENT_SECONDS = 2.0
 """Longest a segment should run, so that progress shows and a stop is heeded."""
 FIRST_SEGMENT = 64
 """Steps of a pack's first segment, before its speed is known."""
+
+MAX_EPOCHS = 4096
+"""Epochs of the deck made at a time, at most: they take time to make, too."""
 
 
 class Ready(NamedTuple):
@@ -104,7 +108,7 @@ class Feed:
         self.seed, self.num_examples = seed, dataset.num_train
         # A power of two, so that a longer call finds its programs compiled.
         self.num_epochs = max(num_epochs, 1)
-        rows = 1 << (self.num_epochs - 1).bit_length()
+        rows = min(1 << (self.num_epochs - 1).bit_length(), MAX_EPOCHS)
         self.window = window_epochs(self.num_examples, rows)
         self._lock = threading.Lock()
         self._first: int | None = None
@@ -225,6 +229,7 @@ class Pack:
         running = {i: lane for i, lane in running.items() if lane.step < end}
         steps = min(min(x.stops[0], end) - x.step for x in running.values())
         steps = min(steps, self._longest_segment())
+        assert steps > 0, "a lane is past its next stop"
         _ = self._advance  # Compiled before the clock starts.
         start = time.perf_counter()
         bad = self.run(steps, (deck, first))
@@ -316,7 +321,7 @@ class Pack:
             trial_id=lane.ready.trial_id,
             steps=lane.step,
             metrics=as_floats(metrics),
-            train_loss=_train_loss(self.spec, state, lane.step),
+            train_loss=_train_loss(state),
             first_bad_step=bad,
             state=state,
             done=done,
@@ -436,9 +441,7 @@ def as_floats(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(str(np.float32(value))) for name, value in metrics.items()}
 
 
-def _train_loss(spec: PackSpec, state: LaneState, steps: int) -> float:
-    """The mean training loss over the examples of the epoch in progress or done."""
-    program = spec.program
-    batches = (steps - 1) % program.steps_per_epoch + 1
-    examples = min(batches * program.batch_size, program.num_examples)
-    return float(state.epoch_loss) / examples if steps else float("nan")
+def _train_loss(state: LaneState) -> float:
+    """The mean training loss of the epoch in progress or just done; NaN before any."""
+    weight = float(state.epoch_weight)
+    return float(state.epoch_loss) / weight if weight else math.nan

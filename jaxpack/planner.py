@@ -21,7 +21,7 @@ from jaxpack.detect import (
     kind_of,
 )
 from jaxpack.engines import ADVANCE, PackSpec
-from jaxpack.space import Space
+from jaxpack.space import Space, Uniform
 from jaxpack.task import Task
 from jaxpack.tune import measure
 from jaxpack.types import Trial
@@ -109,7 +109,7 @@ class Plan:
         names = max((len(f.name) for f in self.findings), default=4)
         lines = ["hparams"]
         for finding in self.findings:
-            where = "per lane" if finding.per_lane else "static"
+            where = "per-lane" if finding.per_lane else "static"
             line = f"  {finding.name:<{names}}  {where:<8}  {finding.reason}"
             lines.append(line)
             if finding.line:
@@ -184,7 +184,14 @@ def kinds_of_space(space: Space) -> dict[str, Kind]:
         values = dim.values() or [dim.typical()]
         if isinstance(values, range):
             values = [values[0], values[-1]]
-        kinds[name] = kind_of(values, dim.static)._replace(continuous=dim.continuous)
+        kind = kind_of(values, dim.static)
+        if isinstance(dim, Uniform):
+            # Just inside: at 0 a dropout, say, is not the same computation any more.
+            margin = 1e-3 * (dim.hi - dim.lo)
+            kind = kind._replace(
+                continuous=True, extremes=(dim.lo + margin, dim.hi - margin)
+            )
+        kinds[name] = kind
     return kinds
 
 

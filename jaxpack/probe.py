@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import threading
 from collections.abc import Generator, Mapping, Sequence
@@ -14,8 +15,14 @@ import numpy as np
 
 from jaxpack import jaxprs, step, trees
 from jaxpack.step import LaneHParam
-from jaxpack.task import Functions, Task, check_batch_size
-from jaxpack.types import HParams, LaneState, PyTree
+from jaxpack.task import (
+    Functions,
+    Task,
+    check_batch_size,
+    mean_parts,
+    per_example,
+)
+from jaxpack.types import HParams, LaneState, PyTree, TracedChoice
 
 TOLERANCE = 1e-5
 _CHEAP: dict[str, bool | str] = {"xla_backend_optimization_level": "0"}
@@ -31,11 +38,15 @@ class Trace(NamedTuple):
     lanes: tuple[LaneHParam, ...]
     init: Any
     step: Any
+    evaluation: Any
     state: PyTree
 
     def flat(self, known: Mapping[int, Any] | None = None) -> tuple[jaxprs.Flat, ...]:
-        """Both computations, flattened."""
-        return tuple(jaxprs.flatten(jaxpr, known) for jaxpr in (self.init, self.step))
+        """All three computations, flattened."""
+        return tuple(
+            jaxprs.flatten(jaxpr, known)
+            for jaxpr in (self.init, self.step, self.evaluation)
+        )
 
 
 class Probe:
@@ -62,6 +73,7 @@ class Probe:
         self.values = dict(hparams) | {"total_steps": total_steps}
         self.steps_per_epoch = -(-task.dataset.num_train // self.batch_size)
         self.ragged = bool(task.dataset.num_train % self.batch_size)
+        self.eval_batch_size = task.eval_batch_size
         self.data = task.dataset.train
         self.reads: dict[str, tuple[str, int]] = {}
 
@@ -89,32 +101,58 @@ class Probe:
         y: PyTree,
         mask: Any,
     ) -> tuple[LaneState, PyTree]:
-        """The state after one step, and the parts of the metrics on its batch."""
+        """The state after one step, and the parts of the batch's loss."""
         with self._noting_reads(lanes, values) as hp:
-            new, _ = step.update(self.functions, hp, state, x, y, mask)
-            return new, step.metric_parts(
-                self.functions, hp, new.params, new.model_state, x, y, mask
+            return step.update(self.functions, hp, state, x, y, mask)
+
+    def evaluation(
+        self,
+        lanes: Sequence[LaneHParam],
+        values: Any,
+        state: LaneState,
+        x: PyTree,
+        y: PyTree,
+        mask: Any,
+    ) -> PyTree:
+        """The parts of the loss and of each metric on a batch."""
+        with self._noting_reads(lanes, values) as hp:
+            return step.metric_parts(
+                self.functions, hp, state.params, state.model_state, x, y, mask
             )
 
-    def trace(self, lanes: Sequence[LaneHParam]) -> Trace:
-        """Traces both with `lanes` as arguments, at the trial's batch size."""
+    def trace(self, lanes: Sequence[LaneHParam], *, masked: bool = True) -> Trace:
+        """Traces all three with `lanes` as arguments, at the sizes that will run.
+
+        Args:
+          lanes: The hparams that are arguments.
+          masked: Whether a short batch is padded and masked, as is usual.
+        """
         lanes = tuple(lanes)
-        values = step.lane_avals(lanes)
+        values, seed = step.lane_avals(lanes), jax.ShapeDtypeStruct((), np.uint32)
+        init = functools.partial(self.init, lanes)
+        init_jaxpr, shapes = jax.make_jaxpr(init, return_shape=True)(
+            values, seed, self.batch_avals(1)[0]
+        )
+        state = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), shapes)
         size = self.batch_size
-        batch = jax.tree.map(
+        mask = _mask_aval(size) if self.ragged and masked else None
+        update = functools.partial(self.step, lanes)
+        step_jaxpr = jax.make_jaxpr(update)(
+            values, state, *self.batch_avals(size), mask
+        )
+        size = self.eval_batch_size
+        evaluate = functools.partial(self.evaluation, lanes)
+        evaluation_jaxpr = jax.make_jaxpr(evaluate)(
+            values, state, *self.batch_avals(size), _mask_aval(size)
+        )
+        return Trace(lanes, init_jaxpr, step_jaxpr, evaluation_jaxpr, state)
+
+    def batch_avals(self, size: int) -> tuple[PyTree, PyTree]:
+        """Shapes and dtypes of a batch."""
+        return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype),
             self.data,
         )
-        seed = jax.ShapeDtypeStruct((), np.uint32)
-        mask = jax.ShapeDtypeStruct((size,), bool) if self.ragged else None
-        init = functools.partial(self.init, lanes)
-        init_jaxpr, shapes = jax.make_jaxpr(init, return_shape=True)(
-            values, seed, batch[0]
-        )
-        state = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), shapes)
-        one_step = functools.partial(self.step, lanes)
-        step_jaxpr = jax.make_jaxpr(one_step)(values, state, *batch, mask)
-        return Trace(lanes, init_jaxpr, step_jaxpr, state)
 
     @contextlib.contextmanager
     def _noting_reads(
@@ -126,6 +164,21 @@ class Probe:
         finally:
             for name, place in hp.reads_.items():
                 self.reads.setdefault(name, place)
+        for value in hp.values():
+            if isinstance(value, TracedChoice) and value.refused:
+                value.refuse()  # Again, as the user's code has caught it.
+
+    def at(self, values: Mapping[str, Any]) -> Probe:
+        """The same probe with other values of some hparams."""
+        other = copy.copy(self)
+        other.values, other.reads = {**self.values, **values}, dict(self.reads)
+        return other
+
+    def short_batch(self) -> Probe:
+        """The same probe at the size of an epoch's last batch."""
+        short = copy.copy(self)
+        short.batch_size = jax.tree.leaves(self.data)[0].shape[0] % self.batch_size
+        return short
 
     def small_batch(self) -> tuple[PyTree, PyTree]:
         """A few training examples, for checks that run."""
@@ -143,10 +196,9 @@ def agree(
     choices = tuple(lane for lane in lanes if lane.options)
     other = probe.trace(choices) if choices else python
     values = step.lane_values(tuple(lanes), probe.values)
-    names = sorted(values)
     known = {
         i: values[name]
-        for i, name in enumerate(names)
+        for i, name in enumerate(sorted(values))
         if name not in {choice.name for choice in choices}
     }
     a, b = traced.flat(known), other.flat()
@@ -169,7 +221,10 @@ def _difference(
     def compare(values: Any, other_values: Any, seed: Any) -> jax.Array:
         def run(lanes: Sequence[LaneHParam], values: Any) -> PyTree:
             state = probe.init(lanes, values, seed, x)
-            return state, probe.step(lanes, values, state, x, y, mask)
+            new, loss = probe.step(lanes, values, state, x, y, mask)
+            all_real = np.ones(size, bool)
+            metrics = probe.evaluation(lanes, values, new, x, y, all_real)
+            return state, new, loss, metrics
 
         a, b = run(lanes, values), run(others, other_values)
         return jnp.stack(jax.tree.leaves(jax.tree.map(_distance, a, b))).max()
@@ -195,31 +250,47 @@ def _distance(a: jax.Array, b: jax.Array) -> jax.Array:
 def mixes_examples(probe: Probe, lanes: tuple[LaneHParam, ...]) -> bool:
     """Whether padding rows change a training step in spite of the mask.
 
-    Runs the training pass twice on a small batch, with other examples in the padding
-    rows, and compares what the real rows and the model's state come to.
+    Runs the training pass and the loss twice on a small batch, with quite other
+    examples in the padding rows, and compares what the real rows, the loss and the
+    model's state come to.
     """
-    x, _ = probe.small_batch()
-    size = jax.tree.leaves(x)[0].shape[0]
-    if not probe.ragged or size < 2:
+    count = jax.tree.leaves(probe.data)[0].shape[0]
+    if not probe.ragged or count < 2:
         return False
-    real = size // 2
-    mask = np.arange(size) < real
+    real = min(2, count // 2)
+    # Rows from all over the data, so that their integers differ, too.
+    padding = np.linspace(count // 2, count - 1, Probe.SIZE - real).astype(int)
+    mask = np.arange(Probe.SIZE) < real
 
-    def train(values: Any, x: PyTree) -> tuple[PyTree, PyTree]:
+    def others(leaf: np.ndarray) -> np.ndarray:
+        rows = leaf[np.concatenate([np.arange(real), padding[::-1]])]
+        if rows.dtype.kind not in "iub":
+            rows[real:] = -3 * rows[real:] + 1
+        return rows
+
+    plain = jax.tree.map(
+        lambda leaf: leaf[np.concatenate([np.arange(real), padding])], probe.data
+    )
+    other = jax.tree.map(others, probe.data)
+
+    def train(values: Any, x: PyTree, y: PyTree) -> PyTree:
         hp = probe.bind(lanes, values)
         key = step.trial_key(np.uint32(0), np.uint32(0))
         variables = probe.functions.init(key, hp, x)
         outputs, model_state = probe.functions.apply(
             variables, hp, x, train=True, key=key, mask=mask
         )
-        return jax.tree.map(lambda leaf: leaf[:real], outputs), model_state
+        value, weight = per_example(
+            probe.functions.loss, "loss", outputs, y, Probe.SIZE
+        )
+        real_rows = jax.tree.map(lambda leaf: leaf[:real], outputs)
+        return real_rows, mean_parts(value, weight, mask), model_state
 
     def compare(values: Any) -> jax.Array:
-        def others(leaf: np.ndarray) -> np.ndarray:
-            return np.concatenate([leaf[:real], np.roll(leaf, 1, 0)[real:][::-1]])
-
-        a, b = train(values, x), train(values, jax.tree.map(others, x))
-        return jnp.stack(jax.tree.leaves(jax.tree.map(_distance, a, b))).max()
+        distances = jax.tree.map(
+            _distance, train(values, *plain), train(values, *other)
+        )
+        return jnp.stack(jax.tree.leaves(distances)).max()
 
     traced = jax.jit(compare).trace(step.lane_avals(lanes))
 
@@ -229,6 +300,10 @@ def mixes_examples(probe: Probe, lanes: tuple[LaneHParam, ...]) -> bool:
 
     name = jaxprs.fingerprint([jaxprs.flatten(traced.jaxpr)])
     return _once(("mixes", name), run)
+
+
+def _mask_aval(size: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((size,), bool)
 
 
 _answers: dict[Any, bool] = {}

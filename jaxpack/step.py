@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxpack.rewrite import replace_convolutions
 from jaxpack.task import Functions, mean_parts, per_example, weighted_mean
 from jaxpack.types import HParams, LaneState, PyTree, TracedChoice
 
@@ -169,7 +170,13 @@ def init(
       x: Inputs of at least one example, leaves `[B, ...]`.
     """
     key = trial_key(seed, trial)
-    variables = dict(functions.init(init_key(key), hp, x))
+    variables = functions.init(init_key(key), hp, x)
+    if not isinstance(variables, Mapping) or "params" not in variables:
+        raise ValueError(
+            f"init returned a {type(variables).__name__} without 'params'; it must "
+            "return a dict of variables, the weights under 'params'"
+        )
+    variables = dict(variables)
     params = variables.pop("params")
     state = LaneState(
         params=params,
@@ -180,6 +187,7 @@ def init(
         target_step=jnp.int32(0),
         first_bad_step=jnp.int32(-1),
         epoch_loss=jnp.float32(0),
+        epoch_weight=jnp.float32(0),
     )
     return _like(state, state)
 
@@ -191,7 +199,7 @@ def update(
     x: PyTree,
     y: PyTree,
     mask: jax.Array | None,
-) -> tuple[LaneState, jax.Array]:
+) -> tuple[LaneState, tuple[jax.Array, jax.Array]]:
     """One step of gradient descent on one batch.
 
     Args:
@@ -203,22 +211,25 @@ def update(
       mask: `[B]` bool, false on padding, or None without padding.
 
     Returns:
-      The state after the step, and the batch's loss, `[]` float32.
+      The state after the step, and the batch's loss as numerator and denominator,
+      each `[]` float32.
     """
     key = dropout_key(
         jax.random.wrap_key_data(jnp.asarray(state.key), impl=PRNG), state.step
     )
 
-    def loss_of(params: PyTree) -> tuple[jax.Array, PyTree]:
+    def loss_of(params: PyTree) -> tuple[jax.Array, tuple[PyTree, PyTree]]:
         variables = {"params": params, **state.model_state}
-        outputs, model_state = functions.apply(
-            variables, hp, x, train=True, key=key, mask=mask
-        )
+        outputs, model_state = _apply(functions, variables, hp, x, True, key, mask)
         batch = jax.tree.leaves(x)[0].shape[0]
         value, weight = per_example(functions.loss, "loss", outputs, y, batch)
-        return weighted_mean(*mean_parts(value, weight, mask)), model_state
+        parts = mean_parts(value, weight, mask)
+        return weighted_mean(*parts), (model_state, parts)
 
-    (loss, model_state), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
+    loss_of = replace_convolutions(loss_of)
+    (loss, (model_state, parts)), grads = jax.value_and_grad(loss_of, has_aux=True)(
+        state.params
+    )
     transformation = optax.with_extra_args_support(_transformation(functions, hp))
     updates, opt_state = transformation.update(
         grads, state.opt_state, state.params, value=loss
@@ -231,7 +242,7 @@ def update(
         step=state.step + 1,
         first_bad_step=jnp.where(bad, state.step, state.first_bad_step),
     )
-    return _like(new, state), loss.astype(jnp.float32)
+    return _like(new, state), jax.tree.map(lambda part: part.astype(jnp.float32), parts)
 
 
 def train_step(
@@ -262,10 +273,12 @@ def train_step(
         rows = deck[epoch - first_epoch, jnp.minimum(positions, count - 1)]
         x, y = jax.tree.map(lambda leaf: leaf[rows], data)
         mask = positions < count if masked else None
-        new, loss = update(program.functions, hp, state, x, y, mask)
-        examples = jnp.minimum(size, count - index * program.batch_size)
-        before = jnp.where(index == 0, 0, state.epoch_loss)
-        return new._replace(epoch_loss=before + loss * examples)
+        new, (loss, weight) = update(program.functions, hp, state, x, y, mask)
+        same_epoch = index != 0
+        return new._replace(
+            epoch_loss=jnp.where(same_epoch, state.epoch_loss, 0) + loss,
+            epoch_weight=jnp.where(same_epoch, state.epoch_weight, 0) + weight,
+        )
 
     short = count % size
     if short and program.mixes_examples:
@@ -314,19 +327,18 @@ def metric_parts(
       y: Labels, leaves `[B, ...]`.
       mask: `[B]` bool, false on padding, or None without padding.
     """
-    outputs, _ = functions.apply(
-        {"params": params, **model_state},
-        hp,
-        x,
-        train=False,
-        key=jax.random.key(0, impl=PRNG),
-        mask=mask,
-    )
-    batch = jax.tree.leaves(x)[0].shape[0]
-    return {
-        name: mean_parts(*per_example(function, name, outputs, y, batch), mask)
-        for name, function in (("loss", functions.loss), *functions.metrics)
-    }
+
+    def parts_of(params: PyTree) -> dict[str, tuple[jax.Array, jax.Array]]:
+        variables = {"params": params, **model_state}
+        key = jax.random.key(0, impl=PRNG)
+        outputs, _ = _apply(functions, variables, hp, x, False, key, mask)
+        batch = jax.tree.leaves(x)[0].shape[0]
+        return {
+            name: mean_parts(*per_example(function, name, outputs, y, batch), mask)
+            for name, function in (("loss", functions.loss), *functions.metrics)
+        }
+
+    return replace_convolutions(parts_of)(params)
 
 
 def evaluate(
@@ -370,13 +382,34 @@ def evaluate(
         lambda part: jnp.zeros(part.shape, part.dtype), jax.eval_shape(parts, 0)
     )
     sums = jax.lax.fori_loop(0, (count + size - 1) // size, body, sums)
-    return {name: weighted_mean(*part) for name, part in sums.items()}
+    # NaN where nothing has any weight: no score is better than a wrong one.
+    return {name: part[0] / part[1] for name, part in sums.items()}
+
+
+def _apply(
+    functions: Functions,
+    variables: PyTree,
+    hp: HParams,
+    x: PyTree,
+    train: bool,
+    key: jax.Array,
+    mask: jax.Array | None,
+) -> tuple[PyTree, PyTree]:
+    result = functions.apply(variables, hp, x, train=train, key=key, mask=mask)
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise ValueError(
+            f"apply returned a {type(result).__name__}; it must return the outputs "
+            "and a dict of the variables other than the params"
+        )
+    return result
 
 
 def _transformation(
     functions: Functions, hp: HParams
 ) -> optax.GradientTransformation | optax.GradientTransformationExtraArgs:
     transformation = functions.optimizer(hp)
+    if isinstance(transformation, optax.MultiSteps):
+        transformation = transformation.gradient_transformation()
     if not isinstance(transformation, optax.GradientTransformation):
         raise ValueError(
             f"optimizer(hp) returned {transformation!r}; it must return an "
@@ -391,19 +424,32 @@ def _like(new: LaneState, old: LaneState) -> LaneState:
     Raises:
       ValueError: If a leaf of the state changed its shape or dtype.
     """
-    if jax.tree.structure(new) != jax.tree.structure(old):
-        raise ValueError(
-            "a training step changed the structure of the trial's state from "
-            f"{jax.tree.structure(old)} to {jax.tree.structure(new)}"
-        )
+    for field, a, b in zip(new._fields, new, old, strict=True):
+        if jax.tree.structure(a) != jax.tree.structure(b):
+            raise ValueError(
+                f"a training step changed the structure of the trial's {field} from "
+                f"{_short(jax.tree.structure(b))} to {_short(jax.tree.structure(a))}; "
+                "what a model sows, for one, is not kept between steps"
+            )
 
     def same(path: Any, a: Any, b: Any) -> jax.Array:
         a, b = jnp.asarray(a), jnp.asarray(b)
+        leaf = jax.tree_util.keystr(path)
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            raise ValueError(
+                f"the state's {leaf} is a typed random key; keep its data instead, "
+                "by jax.random.key_data and jax.random.wrap_key_data"
+            )
         if (a.shape, a.dtype) != (b.shape, b.dtype):
             raise ValueError(
-                f"a training step changed the state's {jax.tree_util.keystr(path)} "
+                f"a training step changed the state's {leaf} "
                 f"from {b.dtype}{list(b.shape)} to {a.dtype}{list(a.shape)}"
             )
         return jax.lax.convert_element_type(a, a.dtype)
 
     return jax.tree_util.tree_map_with_path(same, new, old)
+
+
+def _short(structure: Any) -> str:
+    text = str(structure)
+    return text if len(text) <= 200 else text[:200] + "..."

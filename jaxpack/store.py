@@ -100,6 +100,7 @@ def check_directory(directory: str | os.PathLike, overwrite: bool) -> Path:
 
 
 def _move_aside(directory: Path) -> None:
+    directory = directory.resolve()  # "." has no name to put a time behind.
     stamp = time.strftime("%Y%m%d-%H%M%S")
     aside = directory.with_name(f"{directory.name}.{stamp}")
     count = 0

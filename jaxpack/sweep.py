@@ -10,9 +10,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
+import numpy as np
 
 from jaxpack import executables, report
 from jaxpack.ledger import Ledger, check_seed, choose_metric, weights
@@ -26,6 +26,9 @@ from jaxpack.task import Task
 from jaxpack.train import in_steps, make_ready, steps_per_epoch
 from jaxpack.types import PAUSED, RUNNING, HParams, Trial, TrialResult
 from jaxpack.worker import Pool, Stats
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TICK_SECONDS = 0.5
 """How often progress is shown while no reading comes."""
@@ -145,7 +148,7 @@ def sweep(
     workers: int | None = None,
     max_seconds: float | None = None,
     target: float | None = None,
-    enqueue: Sequence[Mapping[str, Any]] = (),
+    enqueue: Sequence[Mapping[str, Any] | TrialResult] = (),
     keep: int = 1,
     overwrite: bool = False,
     on_record: Callable[[dict[str, Any]], None] | None = None,
@@ -194,9 +197,10 @@ def sweep(
       >>> len(result.trials), result.stats.lane_epochs
       (5, 11.0)
     """
+    check_arguments(task, space, scheduler)
     metric, mode = choose_metric(task, metric, mode)
     seed = check_seed(seed)
-    _check_limits(keep, max_seconds)
+    _check_limits(keep, max_seconds, target)
     if directory is not None:
         check_directory(directory, overwrite)  # Before anything that takes long.
     trials = draw(space, scheduler.num_trials, seed, enqueue)
@@ -234,13 +238,19 @@ def sweep(
 
 
 def draw(
-    space: Space, count: int, seed: int, enqueue: Sequence[Mapping[str, Any]] = ()
+    space: Space,
+    count: int,
+    seed: int,
+    enqueue: Sequence[Mapping[str, Any] | TrialResult] = (),
 ) -> list[Trial]:
     """A sweep's trials: those enqueued, then distinct ones sampled from the space.
 
     Fewer than `count` where the space has no more.
     """
-    first = [space.check(hparams) for hparams in enqueue]
+    first = [
+        space.check(given.hparams if isinstance(given, TrialResult) else given)
+        for given in enqueue
+    ]
     if len(first) > count:
         raise ValueError(
             f"enqueue has {len(first)} trials, more than the {count} of the scheduler"
@@ -372,7 +382,7 @@ class _Run:
                 waiting += self._report(i, math.nan)
                 continue
             unit = self.scheduler.unit
-            self._ready[i] = make_ready(
+            given_to_worker = make_ready(
                 self.trials[i],
                 self.plan,
                 order=(-given.remaining, i),
@@ -380,7 +390,8 @@ class _Run:
                 total_steps=self.totals[i],
                 state=self.ledger.records[i].state,
             )
-            ready.append(self._ready[i])
+            ready.append(given_to_worker)
+            self._ready[i] = given_to_worker._replace(state=None)
         pool.submit(ready)
 
     def _read(self, reading: Reading) -> list[Assignment]:
@@ -455,7 +466,22 @@ class _Run:
         )
 
 
-def _check_limits(keep: int, max_seconds: float | None) -> None:
+def check_arguments(task: Task, space: Space, scheduler: Scheduler) -> None:
+    """Raises ValueError unless each argument is of the kind it should be."""
+    made_by = {
+        "task": (task, Task, "jaxpack.Task"),
+        "space": (space, Space, "jaxpack.Space"),
+        "scheduler": (scheduler, Scheduler, "jaxpack.Hyperband or another scheduler"),
+    }
+    for name, (value, kind, maker) in made_by.items():
+        if not isinstance(value, kind):
+            raise ValueError(f"{name} is {value!r}; make one with {maker}")
+
+
+def _check_limits(keep: int, max_seconds: float | None, target: float | None) -> None:
+    for name, value in (("max_seconds", max_seconds), ("target", target)):
+        if value is not None and not isinstance(value, int | float | np.number):
+            raise ValueError(f"{name} is {value!r}; it must be a number or None")
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
         raise ValueError(f"keep is {keep!r}; it must be a whole number >= 1")
     if max_seconds is not None and not max_seconds > 0:

@@ -9,12 +9,21 @@ from typing import Any, NamedTuple
 import flax.linen as linen
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxpack import nn
 from jaxpack.data import Dataset
 from jaxpack.metrics import accuracy
 from jaxpack.types import HParams, PyTree
+
+# fmt: off
+RESERVED = frozenset({
+    "loss", "train_loss", "epochs", "steps", "bracket", "rung", "score", "status",
+    "seconds", "reason", "trial_id", "hparams",
+})
+# fmt: on
+"""What the rows of a trial's history and table hold besides its metrics."""
 
 PerExample = Callable[[Any, Any], Any]
 
@@ -142,8 +151,12 @@ class Task:
                 "jaxpack.data.load or jaxpack.data.Dataset.from_arrays"
             )
         metrics = {"accuracy": accuracy} if metrics is None else dict(metrics)
-        if "loss" in metrics:
-            raise ValueError("metrics already hold 'loss': it is the task's own loss")
+        for name in metrics:
+            if name in RESERVED:
+                raise ValueError(
+                    f"metrics holds {name!r}, which names something else in results; "
+                    "give the metric another name"
+                )
         for name, metric in metrics.items():
             _callable(f"metrics[{name!r}]", metric)
         self.functions = Functions(
@@ -184,13 +197,14 @@ def check_batch_size(
       Traceback (most recent call last):
       ValueError: batch_size is 64, more than the 50 training examples
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or value < 1:
         raise ValueError(f"{name} is {value!r}; it must be a whole number >= 1")
     if num_examples is not None and value > num_examples:
         raise ValueError(
             f"{name} is {value}, more than the {num_examples} training examples"
         )
-    return value
+    return int(value)
 
 
 def per_example(
@@ -218,7 +232,7 @@ def per_example(
 
 
 def mean_parts(
-    value: jax.Array, weight: jax.Array | None, mask: jax.Array | None
+    value: jax.Array, weight: jax.Array | None, mask: jax.Array | np.ndarray | None
 ) -> tuple[jax.Array, jax.Array]:
     """The numerator and denominator of a batch's weighted mean.
 
@@ -287,10 +301,10 @@ def _from_linen(
         state = {name: v for name, v in variables.items() if name != "params"}
         arguments = signature.arguments(train, mask)
         with nn.intercept(mask):
-            if not train:
-                return module.apply(variables, x, **arguments), state
             # Streams of any name but "dropout" draw from the "params" key.
             rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)}
+            if not train:
+                return module.apply(variables, x, rngs=rngs, **arguments), state
             outputs, new_state = module.apply(
                 variables, x, rngs=rngs, mutable=sorted(state), **arguments
             )

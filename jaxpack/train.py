@@ -35,7 +35,7 @@ def train(
     steps: int | Sequence[int] | None = None,
     horizon: int | Sequence[int] | None = None,
     engine: str = "auto",
-    seed: int = 0,
+    seed: int | None = None,
     max_lanes: int | None = None,
     workers: int | None = None,
     metric: str | None = None,
@@ -54,7 +54,8 @@ def train(
       horizon: The `hp.total_steps` that schedules see, in the same unit and before
         the conversion to steps; how long the trial trains if None.
       engine: "packed", "solo", or "auto" for what suits the device.
-      seed: Fixes the weights, the dropout masks and the order of the data.
+      seed: Fixes the weights, the dropout masks and the order of the data; 0 if
+        None, or for trials that go on, the seed they have been trained with.
       max_lanes: Widest pack allowed.
       workers: Worker threads; a core each on a CPU, one a device elsewhere.
       metric: What `score` is; the task's first metric if None.
@@ -81,9 +82,11 @@ def train(
       >>> [result.status for result in results]
       ['COMPLETE', 'COMPLETE']
     """
-    metric, mode = choose_metric(task, metric, mode)
-    seed = check_seed(seed)
+    if not isinstance(task, Task):
+        raise ValueError(f"task is {task!r}; make one with jaxpack.Task")
+    metric, mode = choose_metric(task, metric, mode, ranked=False)
     numbered = _numbered(trials)
+    seed = _seed(seed, trials)
     if not numbered:
         return []
     unit, amounts = _amounts(epochs, steps, len(numbered))
@@ -102,6 +105,9 @@ def train(
         workers=workers,
     )
     ledger = Ledger(numbered, metric, mode)
+    for trial, given in zip(numbered, trials, strict=True):
+        if isinstance(given, TrialResult):
+            ledger.records[trial.trial_id].rows += given.history
     for trial_id, reason in made.failed.items():
         ledger.fail(trial_id, reason)
     ready = [
@@ -109,7 +115,7 @@ def train(
             trial,
             made,
             order=(-target, trial.trial_id),
-            stops=_stops(target, evaluate_every, unit, spe),
+            stops=_stops(target, evaluate_every, unit, spe, _steps_had(given)),
             total_steps=horizon_steps,
             going_on=given if isinstance(given, TrialResult) else None,
         )
@@ -201,10 +207,6 @@ def state_of(result: TrialResult, pack: PackSpec, target: int) -> LaneState:
             f"{name} has trained for {result.steps} steps, more than the {target} that "
             "it should have in total"
         )
-    program = pack.program
-    batches = (result.steps - 1) % program.steps_per_epoch + 1
-    examples = min(batches * program.batch_size, program.num_examples)
-    loss = result.history[-1]["train_loss"] if result.steps and result.history else 0.0
     state = LaneState(
         params=result.params,
         model_state=result.model_state,
@@ -213,7 +215,9 @@ def state_of(result: TrialResult, pack: PackSpec, target: int) -> LaneState:
         step=np.int32(result.steps),
         target_step=np.int32(target),
         first_bad_step=np.int32(-1),
-        epoch_loss=np.float32(loss * examples),
+        # The loss of an epoch begun before counts from here.
+        epoch_loss=np.float32(0),
+        epoch_weight=np.float32(0),
     )
     expected = jax.tree.structure(pack.state)
     if jax.tree.structure(state) != expected:
@@ -247,6 +251,23 @@ def _numbered(trials: Sequence[Mapping[str, Any] | TrialResult]) -> list[Trial]:
     return numbered
 
 
+def _seed(seed: int | None, trials: Sequence[Mapping[str, Any] | TrialResult]) -> int:
+    """The seed asked for, or that of the trials that go on.
+
+    Raises:
+      ValueError: If trials that go on have been trained with another.
+    """
+    theirs = {trial.seed for trial in trials if isinstance(trial, TrialResult)}
+    if seed is None:
+        seed = min(theirs, default=0)
+    if theirs - {seed}:
+        raise ValueError(
+            f"seed is {seed}, but trials that are to go on have been trained with "
+            f"seed {min(theirs - {seed})}: their data would come in another order"
+        )
+    return check_seed(seed)
+
+
 def _amounts(
     epochs: int | Sequence[int] | None, steps: int | Sequence[int] | None, count: int
 ) -> tuple[str, list[int]]:
@@ -272,10 +293,17 @@ def _spread(name: str, value: Any, count: int) -> list[int]:
     return [int(item) for item in values]
 
 
-def _stops(target: int, every: int | None, unit: str, spe: int) -> tuple[int, ...]:
+def _steps_had(given: Mapping[str, Any] | TrialResult) -> int:
+    return given.steps if isinstance(given, TrialResult) else 0
+
+
+def _stops(
+    target: int, every: int | None, unit: str, spe: int, had: int
+) -> tuple[int, ...]:
+    """The steps at which a trial that has had `had` of them is evaluated."""
     if every is None:
         return (target,)
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ValueError(f"evaluate_every is {every!r}; it must be a whole number >= 1")
     stride = in_steps(every, unit, spe)
-    return (*range(stride, target, stride), target)
+    return (*range(had - had % stride + stride, target, stride), target)

@@ -1,56 +1,20 @@
-"""Lanes of pytrees: stacking, unstacking, and reading or writing one lane."""
+"""Lanes of pytrees: reading and writing one of many, and their shapes."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxpack.types import PyTree
-
-
-def stack(trees: Sequence[PyTree]) -> PyTree:
-    """Stacks `N` like pytrees into one with a leading lane axis.
-
-    Args:
-      trees: Pytrees of one structure, whose matching leaves have one shape and
-        dtype. At least one.
-
-    Returns:
-      A pytree of that structure with leaves of shape `[N, ...]`.
-
-    Raises:
-      ValueError: If `trees` is empty or the structures differ.
-
-    Examples:
-      >>> stack([{"w": jnp.zeros(3)}, {"w": jnp.ones(3)}])["w"].shape
-      (2, 3)
-    """
-    if not trees:
-        raise ValueError("cannot stack no trees: the lane axis would be empty")
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-
-
-def unstack(tree: PyTree) -> list[PyTree]:
-    """Splits a pytree with leaves `[N, ...]` into its `N` lanes.
-
-    Examples:
-      >>> [lane["w"].tolist() for lane in unstack({"w": np.eye(2)})]
-      [[1.0, 0.0], [0.0, 1.0]]
-    """
-    num_lanes = jax.tree.leaves(tree)[0].shape[0]
-    return [jax.tree.map(operator.itemgetter(i), tree) for i in range(num_lanes)]
 
 
 def take(tree: PyTree, lane: jax.typing.ArrayLike) -> PyTree:
     """Reads one lane of a pytree with leaves `[N, ...]`.
 
     Examples:
-      >>> take({"w": jnp.eye(2)}, 1)["w"].tolist()
+      >>> take({"w": np.eye(2)}, 1)["w"].tolist()
       [0.0, 1.0]
     """
     return jax.tree.map(
@@ -62,7 +26,7 @@ def put(tree: PyTree, lane_tree: PyTree, lane: jax.typing.ArrayLike) -> PyTree:
     """Writes one lane of a pytree with leaves `[N, ...]`.
 
     Examples:
-      >>> put({"w": jnp.zeros((2, 2))}, {"w": jnp.ones(2)}, 1)["w"].tolist()
+      >>> put({"w": np.zeros((2, 2))}, {"w": np.ones(2)}, 1)["w"].tolist()
       [[0.0, 0.0], [1.0, 1.0]]
     """
     return jax.tree.map(

@@ -104,6 +104,12 @@ class HParams(Mapping[str, Any]):
     def __repr__(self) -> str:
         return f"HParams({self._values})"
 
+    def __copy__(self) -> HParams:
+        return self
+
+    def __deepcopy__(self, _: Any) -> HParams:
+        return self
+
     def __reduce__(self):
         return HParams, (self._values,)
 
@@ -159,35 +165,59 @@ def _near(name: str, names: Mapping[str, Any]) -> str:
     return f"; there are {', '.join(names)}" if names else "; there are none"
 
 
-class TracedChoice:
+class TracedChoice(str):
     """A lane's choice between strings inside a traced program.
 
     Only `jaxpack.switch` and `jaxpack.optimizers.switch` can take it. Whatever would
     need the string itself (comparing, hashing, formatting, indexing with it) raises
-    a `TypeError`, by which jaxpack finds out that the hparam has to be static.
+    a `TypeError`, by which jaxpack finds out that the hparam has to be static. It is
+    a `str` so that code which asks for its type goes the way of a string, and it
+    remembers that it has refused, should the code have caught the error.
 
     Attributes:
+      name: The hparam.
       index: `[]` int32, the place of the lane's string in `options`.
       options: The strings the hparam may take.
+      refused: Whether its string has been asked for.
     """
 
-    __slots__ = ("index", "name", "options")
+    name: str
+    index: jax.Array  # pyrefly: ignore[bad-override]
+    options: tuple[str, ...]
+    refused: bool
 
-    def __init__(self, name: str, index: jax.Array, options: tuple[str, ...]):
+    def __new__(
+        cls, name: str, index: jax.Array, options: tuple[str, ...]
+    ) -> TracedChoice:
+        """Makes one whose text, should C code get at it, is no name of anything."""
+        self = super().__new__(cls, f"\0traced {name}")
         self.name, self.index, self.options = name, index, options
+        self.refused = False
+        return self
 
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+    def refuse(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises the error that says what can take a traced choice."""
+        self.refused = True
         raise TypeError(
             f"hparam {self.name} is a choice between {', '.join(self.options)} that "
             "differs between lanes; take it with jaxpack.switch, or it is static"
         )
 
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
-    __hash__ = __bool__ = __index__ = __iter__ = __len__ = __contains__ = _refuse
-    __str__ = __format__ = __add__ = __radd__ = __getitem__ = __call__ = _refuse
-
     def __repr__(self) -> str:
-        return f"TracedChoice({object.__repr__(self.options)})"
+        return f"TracedChoice({self.name})"
+
+
+def _guard(cls: type) -> None:
+    """Lets every method of `str` refuse, but for those that Python itself needs."""
+    kept = {"__class__", "__new__", "__init__", "__repr__", "__getattribute__"}
+    kept |= {"__init_subclass__", "__subclasshook__", "__doc__", "__setattr__"}
+    kept |= {"__delattr__", "__sizeof__", "__dir__", "__getstate__", "__reduce__"}
+    kept |= {"__reduce_ex__"}
+    for name in {*dir(str), "__bool__", "__index__", "__radd__", "__float__"} - kept:
+        setattr(cls, name, cls.refuse)
+
+
+_guard(TracedChoice)
 
 
 class LaneState(NamedTuple):
@@ -203,7 +233,9 @@ class LaneState(NamedTuple):
       step: `[]` int32, steps taken.
       target_step: `[]` int32, where the trial stops; an empty lane has 0.
       first_bad_step: `[]` int32, the first step whose loss was not finite, or -1.
-      epoch_loss: `[]` float32, training loss summed over this epoch's examples.
+      epoch_loss: `[]` float32, training loss summed over this epoch's examples, each
+        with its weight.
+      epoch_weight: `[]` float32, the sum of those weights.
     """
 
     params: PyTree
@@ -214,6 +246,7 @@ class LaneState(NamedTuple):
     target_step: Any
     first_bad_step: Any
     epoch_loss: Any
+    epoch_weight: Any
 
 
 @dataclasses.dataclass(frozen=True)

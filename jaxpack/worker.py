@@ -22,7 +22,7 @@ import jax
 
 from jaxpack.data import Dataset
 from jaxpack.engines import PackSpec
-from jaxpack.executables import CompileLog, out_of_memory
+from jaxpack.executables import CompileLog, out_of_memory, settings, under
 from jaxpack.pack import Feed, Pack, Reading, Ready, Usage, as_floats, evaluation
 from jaxpack.types import LaneState
 
@@ -82,6 +82,7 @@ class Pool:
         self.seed = seed
         self.log = CompileLog()
         self._start = time.perf_counter()
+        self._settings = settings()  # A worker's thread would not have the caller's.
         self._events: queue.SimpleQueue[Reading | BaseException] = queue.SimpleQueue()
         self._ready: list[Ready] = []
         self._condition = threading.Condition()
@@ -175,6 +176,10 @@ class Pool:
 
     def _work(self, feed: Feed) -> None:
         """What a worker does until the pool is closed."""
+        with under(self._settings):
+            self._train(feed)
+
+    def _train(self, feed: Feed) -> None:
         packs: dict[PackSpec, Pack] = {}
         try:
             while (chosen := self._choose(packs)) is not None:

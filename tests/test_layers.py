@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).parents[1] / "jaxpack"
 LAYERS = (
     {"types", "compat"},
     {"trees", "jaxprs", "space", "schedulers", "policies", "data", "models"}
-    | {"nn", "conv", "optimizers", "schedules", "metrics"},
+    | {"nn", "conv", "pool", "rewrite", "optimizers", "schedules", "metrics"},
     {"task", "step", "probe", "detect"},
     {"engines"},
     {"executables", "planner", "tune", "pack", "worker", "store"},
@@ -25,6 +25,8 @@ LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 SIDEWAYS = {
     ("models", "conv"),
     ("models", "nn"),
+    ("rewrite", "conv"),
+    ("rewrite", "pool"),
     ("optimizers", "nn"),
     ("step", "task"),
     ("probe", "step"),

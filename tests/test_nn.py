@@ -124,6 +124,7 @@ def test_only_options_are_computed():
             "no branch 'swish'; there are",
         ),
     ],
+    ids=["near", "number", "traced"],
 )
 def test_unknown_names_raise(value, message):
     with pytest.raises(ValueError) as error:

@@ -92,7 +92,7 @@ def test_the_plan_as_text(tiny_dataset):
     text = str(
         jp.explain(mlp_task(tiny_dataset), space(width=jp.choice(8, 16)), workers=2)
     )
-    assert "learning_rate  per lane" in text
+    assert "learning_rate  per-lane" in text
     assert "width          static" in text
     assert "tiny.py" in text and "hp.learning_rate" in text
     assert "2 programs for 49 trials" in text

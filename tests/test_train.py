@@ -255,3 +255,83 @@ def test_a_loss_that_drops_the_examples_is_named(tiny_dataset):
 
     with pytest.raises(ValueError, match="drop the mean"):
         jp.train(mlp_task(tiny_dataset, loss=loss), trials(0.1), epochs=1)
+
+
+def test_going_on_with_more_evaluations(tiny_dataset):
+    straight = run(tiny_dataset, trials(0.1), epochs=4, evaluate_every=1)
+    half = run(tiny_dataset, trials(0.1), epochs=2, evaluate_every=1)
+    rest = run(tiny_dataset, half, epochs=4, evaluate_every=1)
+    assert same_bits(straight[0], rest[0])
+    assert [row["epochs"] for row in rest[0].history] == [1, 2, 3, 4]
+    (there,) = run(tiny_dataset, rest, epochs=4, evaluate_every=1)
+    assert there.steps == 16 and difference(there.params, rest[0].params) == 0
+
+
+def test_going_on_keeps_the_seed(tiny_dataset):
+    half = run(tiny_dataset, trials(0.1), epochs=2, seed=4)
+    straight = run(tiny_dataset, trials(0.1), epochs=4, seed=4)
+    rest = run(tiny_dataset, half, epochs=4)
+    assert difference(straight[0].params, rest[0].params) == 0
+    with pytest.raises(ValueError, match="trained with seed 4"):
+        run(tiny_dataset, half, epochs=4, seed=0)
+
+
+def test_train_loss_counts_the_weights(tiny_dataset):
+    def loss(outputs, labels):
+        value = optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
+        return value, (labels == 1).astype("float32")
+
+    task = mlp_task(tiny_dataset, loss=loss)
+    frozen = [{"learning_rate": 0.0, "rate": 0.0}]
+    (result,) = jp.train(task, frozen, epochs=1)
+    x, y = tiny_dataset.train
+    value, weight = loss(MLP().apply({"params": result.params}, x), y)
+    expected = float((value * weight).sum() / weight.sum())
+    assert result.history[-1]["train_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_no_weight_at_all_is_no_score(tiny_dataset):
+    def loss(outputs, labels):
+        value = optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
+        return value, np.zeros(len(labels), "float32")
+
+    (result,) = jp.train(mlp_task(tiny_dataset, loss=loss), trials(0.1), epochs=1)
+    assert result.status == "FAILED" and "validation loss" in result.reason
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_plain_functions_and_structured_data(engine):
+    rng = np.random.default_rng(0)
+    x = {
+        "a": rng.normal(size=(50, 3)).astype("f4"),
+        "b": (rng.normal(size=50).astype("f4"),),
+    }
+    y = x["a"] @ np.float32([[1.0], [2.0], [3.0]])
+    dataset = jp.data.Dataset.from_arrays(train=(x, y), validation=(x, y))
+
+    def init(key, hp, x):
+        return {"params": {"w": jax.numpy.zeros((3, 1))}}
+
+    def apply(variables, hp, x, *, train, key, mask):
+        return x["a"] @ variables["params"]["w"], {}
+
+    def loss(outputs, targets):
+        return ((outputs - targets) ** 2).mean(-1)
+
+    task = jp.Task.from_functions(
+        init, apply, lambda hp: optax.sgd(hp.lr), dataset, loss=loss, metrics={}
+    )
+    good, bad = jp.train(task, [{"lr": 0.1}, {"lr": 0.0}], epochs=30, engine=engine)
+    assert good.score < 1e-3 < bad.score
+    np.testing.assert_allclose(good.params["w"][:, 0], [1, 2, 3], atol=0.05)
+    no_params = jp.Task.from_functions(
+        lambda *_: {}, apply, task.functions.optimizer, dataset, loss=loss, metrics={}
+    )
+    with pytest.raises(ValueError, match="without 'params'"):
+        jp.train(no_params, [{"lr": 0.1}], epochs=1)
+
+
+@pytest.mark.parametrize("name", ["steps", "loss", "score"])
+def test_metrics_may_not_take_other_names(tiny_dataset, name):
+    with pytest.raises(ValueError, match=f"metrics holds '{name}'"):
+        mlp_task(tiny_dataset, metrics={name: jp.metrics.accuracy})

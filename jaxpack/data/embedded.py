@@ -12,7 +12,6 @@ import pathlib
 from collections.abc import Callable
 
 import numpy as np
-from PIL import Image
 
 from jaxpack.data.dataset import Dataset
 from jaxpack.data.deck import permutation
@@ -158,6 +157,8 @@ def _photos(seed: int) -> Splits:
     parts: dict[str, list] = {split: [] for split in BLOCKS}
     labels: dict[str, list] = {split: [] for split in BLOCKS}
     for photo, path in enumerate(PHOTOS):
+        from PIL import Image  # Only here, so that the rest does without it.
+
         with Image.open(_package_file(path)) as image:
             pixels = np.asarray(image.convert("RGB"))
         windows = np.lib.stride_tricks.sliding_window_view(pixels, (CROP, CROP), (0, 1))
