@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,6 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jaxpack.conv import conv_general_dilated
 from jaxpack.pool import max_pool
 from jaxpack.types import PyTree
-
-_AnyJaxpr = TypeVar("_AnyJaxpr", Jaxpr, ClosedJaxpr)
 
 # What runs its sub-jaxprs as they are. A custom_vjp is not among them: where it is
 # differentiated its own two functions run instead, and ours must stay what they are.
@@ -42,17 +40,18 @@ _TRANSPARENT = {
 
 
 def replace_convolutions(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Returns a function that computes what `fun` does, with our convolutions.
+    """Returns a function that computes what `fun` does, with our operations.
 
-    A convolution inside a `jax.custom_jvp` function is replaced where its value is
-    computed, and one inside a `jax.custom_vjp` function is not: derivatives are
-    always by the user's own rules. The result has no forward-mode derivative if a
-    convolution was replaced.
+    Convolutions are replaced, and max-pooling, whose stock gradient would cost more
+    than they do. Inside a `jax.custom_jvp` function they are replaced where its value
+    is computed, and inside a `jax.custom_vjp` function not at all: derivatives are
+    always by the user's own rules. The result has no forward-mode derivative if
+    anything was replaced.
 
     Args:
       fun: A function of pytrees of arrays, which returns one. It may close over
-        traced values. It is called once to trace it, and once more if it turns out
-        to hold no convolution.
+        traced values. It is called once to trace it, and once more if nothing is to
+        be replaced.
 
     Returns:
       A function to be called as `fun` is, by position.
@@ -86,7 +85,7 @@ def replace_convolutions(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
     return replaced
 
 
-def _replace(jaxpr: _AnyJaxpr, done: dict[Any, Any]) -> _AnyJaxpr:
+def _replace(jaxpr: Any, done: dict[Any, Any]) -> Any:
     """Returns the jaxpr with our operations, or itself if it needs none.
 
     `done` has what was replaced before: a function called twice stays one function.
