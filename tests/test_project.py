@@ -164,6 +164,15 @@ def test_make_help_names_every_target():
         text=True,
         check=True,
     )
-    targets = {"install", "sweep", "test", "check", "bench", "experiments", "clean"}
+    targets = {
+        "install",
+        "sweep",
+        "test",
+        "check",
+        "bench",
+        "experiments",
+        "clean",
+        "bench-gpu",
+    }
     listed = {line.split()[0] for line in done.stdout.splitlines() if line[:2] == "  "}
     assert targets <= listed
