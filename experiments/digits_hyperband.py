@@ -8,7 +8,7 @@ sweep trains 1581 epochs in total, none of them twice.
     python -m experiments.digits_hyperband
     python -m experiments.digits_hyperband --engine solo
 
-Expect a validation accuracy of about 0.99.
+Expect a validation accuracy of about 0.99, after ten seconds on two CPU cores.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ finds a good network.
     python -m experiments.mnist_hyperband --engine packed
     python -m experiments.mnist_hyperband --model cnn
 
-Expect a validation accuracy of about 0.95 from the MLP and 0.98 from the CNN.
+Expect a validation accuracy of about 0.95 from the MLP, after about half a minute on
+two CPU cores, and 0.98 from the CNN, after two or three.
 """
 
 from __future__ import annotations

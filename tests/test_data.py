@@ -416,7 +416,8 @@ def test_photo_blocks_differ_by_seed_and_photo():
 
 def test_crops_are_cut_where_the_corners_say():
     data = load_or_skip("photos")
-    with emb.Image.open(emb._package_file(emb.PHOTOS[1])) as image:
+    image_module = pytest.importorskip("PIL.Image")
+    with image_module.open(emb._package_file(emb.PHOTOS[1])) as image:
         chelsea = np.asarray(image.convert("RGB"))
     corners = emb.crop_corners(emb.photo_blocks(chelsea.shape, 0, 1)["test"])
     crops = [chelsea[r : r + 32, c : c + 32] for r, c in corners]
