@@ -21,9 +21,8 @@ import optax
 import jaxpack as jp
 from experiments import baselines, models
 from jaxpack import executables
-from jaxpack.planner import kinds_of_space, plan
+from jaxpack.explain import draw, plan_sweep
 from jaxpack.schedulers import Scheduler
-from jaxpack.sweep import draw, expected_steps
 from jaxpack.train import make_ready
 from jaxpack.worker import Pool
 
@@ -255,9 +254,7 @@ def within_rungs(
     trials = draw(SPACE, scheduler.num_trials, seed)
     brackets = scheduler.start("max", len(trials))
     horizon = scheduler.max_resource * spe
-    totals = [horizon] * len(trials)
-    expected = expected_steps(scheduler, [spe] * len(trials))
-    made = plan(task, trials, kinds_of_space(SPACE), totals, expected, engine=engine)
+    made = plan_sweep(task, SPACE, scheduler, trials, engine, None, None)
     states: dict[int, Any] = {}
     best, late, before = 0.0, 0, None
     with Pool(task.dataset, seed, scheduler.max_resource, made.workers) as pool:

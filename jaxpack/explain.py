@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from jaxpack import executables
 from jaxpack.ledger import check_seed
 from jaxpack.planner import Plan, kinds_of_space, plan
 from jaxpack.schedulers import Hyperband, Scheduler
 from jaxpack.space import Space
-from jaxpack.sweep import check_arguments, draw, expected_steps
 from jaxpack.task import Task
 from jaxpack.train import in_steps, steps_per_epoch
+from jaxpack.types import Trial, TrialResult
 
 
 @executables.disk_cache()
@@ -58,15 +61,74 @@ def explain(
     scheduler = Hyperband(27) if scheduler is None else scheduler
     check_arguments(task, space, scheduler)
     trials = draw(space, scheduler.num_trials, check_seed(seed))
+    return plan_sweep(task, space, scheduler, trials, engine, max_lanes, workers)
+
+
+def draw(
+    space: Space,
+    count: int,
+    seed: int,
+    enqueue: Sequence[Mapping[str, Any] | TrialResult] = (),
+) -> list[Trial]:
+    """A sweep's trials: those enqueued, then distinct ones sampled from the space.
+
+    Fewer than `count` where the space has no more.
+    """
+    first = [
+        space.check(given.hparams if isinstance(given, TrialResult) else given)
+        for given in enqueue
+    ]
+    if len(first) > count:
+        raise ValueError(
+            f"enqueue has {len(first)} trials, more than the {count} of the scheduler"
+        )
+    sampled = space.sample(count + len(first), seed)
+    fresh = [hparams for hparams in sampled if hparams not in first]
+    return [Trial(i, hp) for i, hp in enumerate((first + fresh)[:count])]
+
+
+def horizons(
+    task: Task, scheduler: Scheduler, trials: Sequence[Trial]
+) -> tuple[list[int], list[int]]:
+    """Each trial's steps in an epoch, and in the whole of its schedule."""
     spes = [steps_per_epoch(task, trial.hparams) for trial in trials]
     totals = [in_steps(scheduler.max_resource, scheduler.unit, spe) for spe in spes]
+    return spes, totals
+
+
+def plan_sweep(
+    task: Task,
+    space: Space,
+    scheduler: Scheduler,
+    trials: Sequence[Trial],
+    engine: str,
+    max_lanes: int | None,
+    workers: int | None,
+) -> Plan:
+    """The plan for a sweep's trials; see `explain` for the arguments."""
+    spes, totals = horizons(task, scheduler, trials)
+    # What a trial trains on average, whatever the scores.
+    mean = scheduler.total_resource() / scheduler.num_trials
+    expected = [mean * (spe if scheduler.unit == "epochs" else 1) for spe in spes]
     return plan(
         task,
         trials,
         kinds_of_space(space),
         totals,
-        expected_steps(scheduler, spes),
+        expected,
         engine=engine,
         max_lanes=max_lanes,
         workers=workers,
     )
+
+
+def check_arguments(task: Task, space: Space, scheduler: Scheduler) -> None:
+    """Raises ValueError unless each argument is of the kind it should be."""
+    made_by = {
+        "task": (task, Task, "jaxpack.Task"),
+        "space": (space, Space, "jaxpack.Space"),
+        "scheduler": (scheduler, Scheduler, "jaxpack.Hyperband or another scheduler"),
+    }
+    for name, (value, kind, maker) in made_by.items():
+        if not isinstance(value, kind):
+            raise ValueError(f"{name} is {value!r}; make one with {maker}")

@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxpack import executables, report
+from jaxpack.explain import check_arguments, draw, horizons, plan_sweep
 from jaxpack.ledger import Ledger, check_seed, choose_metric, weights
 from jaxpack.pack import Reading, Ready
-from jaxpack.planner import Plan, kinds_of_space, plan
+from jaxpack.planner import Plan
 from jaxpack.progress import Progress, RungCount, Snapshot
 from jaxpack.schedulers import Assignment, Brackets, Scheduler
 from jaxpack.space import Space
 from jaxpack.store import Store, check_directory
 from jaxpack.task import Task
-from jaxpack.train import in_steps, make_ready, steps_per_epoch
+from jaxpack.train import in_steps, make_ready
 from jaxpack.types import PAUSED, RUNNING, HParams, Trial, TrialResult
 from jaxpack.worker import Pool, Stats
 
@@ -205,21 +206,11 @@ def sweep(
         check_directory(directory, overwrite)  # Before anything that takes long.
     trials = draw(space, scheduler.num_trials, seed, enqueue)
     brackets = scheduler.start(mode, len(trials))
-    spes = [steps_per_epoch(task, trial.hparams) for trial in trials]
-    totals = [in_steps(scheduler.max_resource, scheduler.unit, spe) for spe in spes]
+    spes, totals = horizons(task, scheduler, trials)
     longest = max(-(-t // spe) for t, spe in zip(totals, spes, strict=True))
     with Progress(progress) as shown:
         shown.message(f"{scheduler}\ntracing the task to see what lanes can share ...")
-        made = plan(
-            task,
-            trials,
-            kinds_of_space(space),
-            totals,
-            expected_steps(scheduler, spes),
-            engine=engine,
-            max_lanes=max_lanes,
-            workers=workers,
-        )
+        made = plan_sweep(task, space, scheduler, trials, engine, max_lanes, workers)
         shown.message(str(made))
         asked = _asked(task, space, scheduler, metric, mode, seed, made)
         store = None if directory is None else Store(directory, asked, overwrite)
@@ -235,35 +226,6 @@ def sweep(
             if store is not None:
                 store.close()
     return result
-
-
-def draw(
-    space: Space,
-    count: int,
-    seed: int,
-    enqueue: Sequence[Mapping[str, Any] | TrialResult] = (),
-) -> list[Trial]:
-    """A sweep's trials: those enqueued, then distinct ones sampled from the space.
-
-    Fewer than `count` where the space has no more.
-    """
-    first = [
-        space.check(given.hparams if isinstance(given, TrialResult) else given)
-        for given in enqueue
-    ]
-    if len(first) > count:
-        raise ValueError(
-            f"enqueue has {len(first)} trials, more than the {count} of the scheduler"
-        )
-    sampled = space.sample(count + len(first), seed)
-    fresh = [hparams for hparams in sampled if hparams not in first]
-    return [Trial(i, hp) for i, hp in enumerate((first + fresh)[:count])]
-
-
-def expected_steps(scheduler: Scheduler, spes: Sequence[int]) -> list[float]:
-    """The steps that each trial trains on average, whatever its scores."""
-    mean = scheduler.total_resource() / scheduler.num_trials
-    return [mean * (spe if scheduler.unit == "epochs" else 1) for spe in spes]
 
 
 class _Run:
@@ -464,18 +426,6 @@ class _Run:
             best=None if best is None else best.score,
             best_trial=None if best is None else best.trial_id,
         )
-
-
-def check_arguments(task: Task, space: Space, scheduler: Scheduler) -> None:
-    """Raises ValueError unless each argument is of the kind it should be."""
-    made_by = {
-        "task": (task, Task, "jaxpack.Task"),
-        "space": (space, Space, "jaxpack.Space"),
-        "scheduler": (scheduler, Scheduler, "jaxpack.Hyperband or another scheduler"),
-    }
-    for name, (value, kind, maker) in made_by.items():
-        if not isinstance(value, kind):
-            raise ValueError(f"{name} is {value!r}; make one with {maker}")
 
 
 def _check_limits(keep: int, max_seconds: float | None, target: float | None) -> None:

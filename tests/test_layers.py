@@ -44,10 +44,10 @@ SIDEWAYS = {
     ("sweep", "ledger"),
     ("sweep", "progress"),
     ("report", "progress"),
+    ("sweep", "explain"),
     ("sweep", "report"),
     ("sweep", "train"),
     ("explain", "ledger"),
-    ("explain", "sweep"),
     ("explain", "train"),
 }
 
