@@ -1,8 +1,9 @@
 """Replaces operations of a function that was written without knowing of ours.
 
 The function is traced, and in the resulting jaxpr each convolution becomes a call of
-`jaxpack.conv`, and each max-pooling one of `jaxpack.pool`, also inside jitted
-functions, loops, branches and rematerialised blocks. Every other equation stays as it
+`jaxpack.conv`, each max-pooling one of `jaxpack.pool`, and random bits come from
+`jaxpack.threefry`, also inside jitted functions, loops, branches and rematerialised
+blocks. Every other equation stays as it
 was traced, with its effects, names and options, so it does not matter in which library
 a model is written.
 """
@@ -10,6 +11,7 @@ a model is written.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
+from jaxpack import threefry
 from jaxpack.conv import conv_general_dilated
 from jaxpack.pool import max_pool
 from jaxpack.types import PyTree
@@ -151,10 +154,38 @@ def _max_pool(eqn: JaxprEqn) -> Callable[..., jax.Array] | None:
     )
 
 
+def _random_bits(eqn: JaxprEqn) -> Callable[..., jax.Array] | None:
+    """Our form of a draw of random bits, or None where it does not serve."""
+    shape = eqn.params["shape"]
+    plain = _of_one_key(eqn) and threefry.counts_by_place()
+    if not plain or eqn.params["bit_width"] != 32 or math.prod(shape) >= 2**32:
+        return None
+    return functools.partial(_JITTED_RANDOM_BITS, shape=shape)
+
+
+def _fold_in(eqn: JaxprEqn) -> Callable[..., jax.Array] | None:
+    """Our form of a new key, or None where it does not serve."""
+    return _JITTED_FOLD_IN if _of_one_key(eqn) else None
+
+
+def _of_one_key(eqn: JaxprEqn) -> bool:
+    """Whether all operands are scalars, the first of them a threefry key."""
+    key = _operands(eqn)[0].dtype
+    threefries = jax.random.key(0, impl=threefry.IMPL).dtype
+    return key == threefries and not any(x.ndim for x in _operands(eqn))
+
+
 # Jitted to be traced only once for all equations of the same shapes and options.
 _JITTED_CONVOLUTION = jax.jit(conv_general_dilated, static_argnums=tuple(range(2, 11)))
 _JITTED_MAX_POOL = jax.jit(max_pool, static_argnums=(1, 2, 3))
-_OURS = {"conv_general_dilated": _convolution, "reduce_window_max": _max_pool}
+_JITTED_RANDOM_BITS = jax.jit(threefry.random_bits, static_argnames="shape")
+_JITTED_FOLD_IN = jax.jit(threefry.fold_in)
+_OURS = {
+    "conv_general_dilated": _convolution,
+    "reduce_window_max": _max_pool,
+    "random_bits": _random_bits,
+    "random_fold_in": _fold_in,
+}
 
 
 def _called(eqn: JaxprEqn, function: Callable[..., jax.Array] | None) -> JaxprEqn:

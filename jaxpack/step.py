@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxpack import threefry
 from jaxpack.rewrite import replace_convolutions
 from jaxpack.task import Functions, mean_parts, per_example, weighted_mean
 from jaxpack.types import HParams, LaneState, PyTree, TracedChoice
@@ -154,7 +155,7 @@ def init_key(key: jax.Array) -> jax.Array:
 
 def dropout_key(key: jax.Array, step: Any) -> jax.Array:
     """The key of a trial's dropout masks in one step."""
-    return jax.random.fold_in(jax.random.fold_in(key, 1), step)
+    return threefry.fold_in(threefry.fold_in(key, 1), step)
 
 
 def init(

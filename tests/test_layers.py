@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).parents[1] / "jaxpack"
 LAYERS = (
     {"types", "compat"},
     {"trees", "jaxprs", "space", "schedulers", "policies", "data", "models"}
-    | {"nn", "conv", "pool", "rewrite", "optimizers", "schedules", "metrics"},
+    | {"nn", "conv", "pool", "threefry", "rewrite", "optimizers", "schedules", "metrics"},
     {"task", "step", "probe", "detect"},
     {"engines"},
     {"executables", "planner", "tune", "pack", "worker", "store"},
@@ -27,6 +27,7 @@ SIDEWAYS = {
     ("models", "nn"),
     ("rewrite", "conv"),
     ("rewrite", "pool"),
+    ("rewrite", "threefry"),
     ("optimizers", "nn"),
     ("step", "task"),
     ("probe", "step"),
