@@ -188,6 +188,7 @@ def time_library(
     engine: str,
     repeats: int,
     run: Callable[..., _Run],
+    limit: float | None = None,
 ) -> Outcome:
     """Runs a sweep with jaxpack: once from nothing, then again compiled.
 
@@ -197,18 +198,31 @@ def time_library(
       engine: The engine, or "auto".
       repeats: How often the compiled sweep is run.
       run: How a sweep is run.
+      limit: Seconds after which each is cut, and the rest scaled.
     """
     forget()
+    total = scheduler.total_resource() * problem.steps_per_epoch
     start = time.perf_counter()
-    first = run(problem, scheduler, engine, 0)
+    first = run(problem, scheduler, engine, 0, limit)
     everything = time.perf_counter() - start
-    steady = [run(problem, scheduler, engine, seed) for seed in range(1, repeats + 1)]
+    steady = [
+        run(problem, scheduler, engine, seed, limit) for seed in range(1, repeats + 1)
+    ]
+    # At least one step, for a machine so slow that the limit came before the first.
+    shares = [max(each.stats.lane_steps, 1) / total for each in (first, *steady)]
+    # Compilation is over once a sweep is cut: only the rest is scaled.
+    ahead = (1 / shares[0] - 1) * (everything - first.stats.compile_seconds)
+    times = [
+        each.stats.wall_seconds / share
+        for each, share in zip(steady, shares[1:], strict=True)
+    ]
     return Outcome(
-        all=everything,
-        steady=float(np.median([each.stats.wall_seconds for each in steady])),
+        all=everything + ahead,
+        steady=float(np.median(times)),
         compile_seconds=first.stats.compile_seconds,
         compiles=first.stats.compiles,
-        best=first.best,
+        share=min(shares),
+        best=first.best if shares[0] == 1 else None,
         late=sum(each.late for each in steady),
         occupancy=float(np.median([each.stats.occupancy for each in steady])),
     )
@@ -223,7 +237,11 @@ class _Run(NamedTuple):
 
 
 def across_brackets(
-    problem: models.Problem, scheduler: Scheduler, engine: str, seed: int
+    problem: models.Problem,
+    scheduler: Scheduler,
+    engine: str,
+    seed: int,
+    limit: float | None,
 ) -> _Run:
     """`jp.sweep`: all brackets at once."""
     before: list[int] = []
@@ -238,16 +256,22 @@ def across_brackets(
         scheduler,
         seed=seed,
         engine=engine,
+        max_seconds=limit,
         progress=False,
         on_record=on_record,
     )
-    late = _compilations["count"] - before[0]
-    return _Run(result.stats, result.best_score, late)
+    late = _compilations["count"] - before[0] if before else 0
+    best = result.best_score if result.incumbents else 0.0
+    return _Run(result.stats, best, late)
 
 
 @executables.disk_cache()
 def within_rungs(
-    problem: models.Problem, scheduler: Scheduler, engine: str, seed: int
+    problem: models.Problem,
+    scheduler: Scheduler,
+    engine: str,
+    seed: int,
+    limit: float | None,
 ) -> _Run:
     """The same trials with a barrier after every rung, one bracket after the other."""
     task, spe = problem.task(), problem.steps_per_epoch
@@ -257,10 +281,11 @@ def within_rungs(
     made = plan_sweep(task, SPACE, scheduler, trials, engine, None, None)
     states: dict[int, Any] = {}
     best, late, before = 0.0, 0, None
+    start = time.perf_counter()
     with Pool(task.dataset, seed, scheduler.max_resource, made.workers) as pool:
         for index in range(len(brackets.plan)):
             rung = [given for given in brackets.ready() if given.bracket == index]
-            while rung:
+            while rung and time.perf_counter() - start < (limit or math.inf):
                 ready = [
                     make_ready(
                         trials[given.trial_id],

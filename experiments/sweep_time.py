@@ -23,9 +23,9 @@ less; the column *compiled* says how many programs were compiled. To count from 
 
     XDG_CACHE_HOME=$(mktemp -d) python -m experiments.sweep_time
 
-A baseline that would take longer than `--limit` seconds is cut: compilation is counted
-as it is, and training, evaluation and initialisation are scaled by the lane-steps,
-readings and trials left out. Such rows are marked with "~".
+A row other than `auto` that would take longer than `--limit` seconds is cut:
+compilation is counted as it is, and the rest is scaled by the lane-steps, readings and
+trials left out. Such rows are marked with "~".
 
 The bound is what free packing could give, lanes that cost nothing: all epochs over
 those of the longest chain of rungs that must follow each other. It is a bound on
@@ -71,7 +71,7 @@ class Flags:
     repeats: int = 1
     """Steady sweeps of jaxpack in turn, each with a seed of its own."""
     limit: float = 20.0
-    """Seconds after which a baseline is cut and scaled."""
+    """Seconds after which a row other than `auto` is cut and scaled."""
     directory: pathlib.Path | None = None
     """Where to write results. By default a folder of the device's in results/."""
 
@@ -92,7 +92,7 @@ def time_sweep(
     ):
         with _empty_cache():  # Not the programs that `auto` has left there.
             rows[name] = sweep_runs.time_library(
-                problem, scheduler, "packed", repeats, run
+                problem, scheduler, "packed", repeats, run, limit
             )
     for name in ("one", "one_scan_conv"):
         rows[name] = sweep_runs.time_baseline(name, problem, scheduler, limit)
@@ -212,8 +212,8 @@ def main(args: Sequence[str] | None = None) -> None:
     results, headline = {}, {}
     for name in names:
         scheduler = jp.Hyperband(sweep_runs.SWEEPS[name].max_resource)
-        limit = 1.0 if flags.smoke else flags.limit
-        rows = results[name] = time_sweep(sweep_runs.SWEEPS[name], limit, flags.repeats)
+        sweep = sweep_runs.SWEEPS[name]
+        rows = results[name] = time_sweep(sweep, flags.limit, flags.repeats)
         headline[name] = figures(rows, scheduler)
         print_table(table(name, rows, scheduler))
         if any(row.share < 1 for row in rows.values()):

@@ -13,7 +13,16 @@ ROOT = pathlib.Path(__file__).parents[1] / "jaxpack"
 LAYERS = (
     {"types", "compat"},
     {"trees", "jaxprs", "space", "schedulers", "policies", "data", "models"}
-    | {"nn", "conv", "pool", "threefry", "rewrite", "optimizers", "schedules", "metrics"},
+    | {
+        "nn",
+        "conv",
+        "pool",
+        "threefry",
+        "rewrite",
+        "optimizers",
+        "schedules",
+        "metrics",
+    },
     {"task", "step", "probe", "detect"},
     {"engines"},
     {"executables", "planner", "tune", "pack", "worker", "store"},
