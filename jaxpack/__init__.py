@@ -1,10 +1,11 @@
 """jaxpack: trains many networks in one XLA program, under Hyperband."""
 
 from jaxpack import data, metrics, models, optimizers, schedules
+from jaxpack.dimensions import choice, integer, log_uniform, uniform
 from jaxpack.explain import explain
 from jaxpack.nn import switch
 from jaxpack.schedulers import Hyperband, RandomSearch, SuccessiveHalving, promote
-from jaxpack.space import Space, choice, integer, log_uniform, uniform
+from jaxpack.space import Space, when
 from jaxpack.sweep import SweepResult, sweep
 from jaxpack.task import Task
 from jaxpack.train import train
@@ -33,5 +34,6 @@ __all__ = [
     "switch",
     "train",
     "uniform",
+    "when",
 ]
 __version__ = "0.1.0"

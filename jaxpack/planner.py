@@ -20,8 +20,9 @@ from jaxpack.detect import (
     detect,
     kind_of,
 )
+from jaxpack.dimensions import Uniform
 from jaxpack.engines import ADVANCE, PackSpec
-from jaxpack.space import Space, Uniform
+from jaxpack.space import Space
 from jaxpack.task import Task
 from jaxpack.tune import measure
 from jaxpack.types import Trial

@@ -59,6 +59,7 @@ class Probe:
 
     Attributes:
       values: The hparams as Python values, `total_steps` among them.
+      inactive: The hparams that only other trials have, and what theirs depend on.
       ragged: Whether an epoch ends with a short batch.
       reads: The hparams read so far, with the file and line that read each first.
     """
@@ -71,6 +72,7 @@ class Probe:
             hparams.get("batch_size", task.batch_size), task.dataset.num_train
         )
         self.values = dict(hparams) | {"total_steps": total_steps}
+        self.inactive = hparams.inactive_
         self.steps_per_epoch = -(-task.dataset.num_train // self.batch_size)
         self.ragged = bool(task.dataset.num_train % self.batch_size)
         self.eval_batch_size = task.eval_batch_size
@@ -83,7 +85,9 @@ class Probe:
         """The hparams with `lanes` taken from `values`, the rest Python values."""
         names = {lane.name for lane in lanes}
         static = tuple((n, v) for n, v in self.values.items() if n not in names)
-        return step.bind_hparams(tuple(lanes), static, values, self.steps_per_epoch)
+        return step.bind_hparams(
+            tuple(lanes), static, values, self.steps_per_epoch, self.inactive
+        )
 
     def init(
         self, lanes: Sequence[LaneHParam], values: Any, seed: Any, x: PyTree

@@ -1,11 +1,7 @@
-"""The search space: its dimensions, and how trials are drawn from it. No jax here.
+"""The search space: which hparams a trial has, and how trials are drawn. No jax here.
 
-Every dimension has the same members, and these flags:
-
-- `static`: the user's word on whether the hparam fixes the program (True), differs
-  between the lanes of one program (False), or is to be found out (None);
-- `continuous`: whether the values are too many to have a program each;
-- `log`: whether ratios between values matter, rather than differences.
+Some hparams belong to some trials only, as the depth of a network does to networks
+that have one: `when` says to which.
 """
 
 from __future__ import annotations
@@ -13,292 +9,105 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, NoReturn, TypeGuard
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpack.dimensions import Dimension, dimension, plain, value_of
 from jaxpack.types import HParams, Scalar, check_hparam
 
 # Draws in a row that bring nothing new before chance is given up.
 _PATIENCE = 1000
 
 
-class _Finite:
-    """What the dimensions do that can list their values."""
-
-    continuous: ClassVar[bool] = False
-
-    def values(self) -> Sequence[Scalar]:
-        """All the values."""
-        raise NotImplementedError
-
-    def sample(self, generator: np.random.Generator) -> Scalar:
-        """Draws a value."""
-        values = self.values()
-        return values[_index(len(values), generator)]
-
-    def contains(self, value: Any) -> bool:
-        """Whether `value` is one of the values; an int does for a float."""
-        return any(_same(option, value) for option in self.values())
-
-    def typical(self) -> Scalar:
-        """The first value."""
-        return self.values()[0]
-
-
 @dataclasses.dataclass(frozen=True, repr=False)
-class Uniform:
-    """A float from `lo` to `hi`, every value equally likely."""
+class Condition:
+    """Dimensions of those trials only that have certain values elsewhere.
 
-    lo: float
-    hi: float
-    static: bool | None = None
-    kind: ClassVar[str] = "uniform"
-    continuous: ClassVar[bool] = True
-    log: ClassVar[bool] = False
+    Attributes:
+      where: Names with values. The dimensions are those of trials that have one of
+        the values of each name.
+      dims: The dimensions by name.
+    """
 
-    def __post_init__(self):
-        for name in ("lo", "hi"):
-            value = _plain(getattr(self, name))
-            if not _is_number(value) or not math.isfinite(value):
-                _refuse(self, name, "a finite number")
-            _set(self, **{name: float(value)})
-        if self.lo >= self.hi:
-            _refuse(self, "hi", f"more than lo, {self.lo}")
+    where: Mapping[str, tuple[Scalar, ...]]
+    dims: Mapping[str, Dimension]
 
-    def sample(self, generator: np.random.Generator) -> float:
-        """Draws a value."""
-        return _between(self.lo, self.hi, generator)
+    def holds(self, values: Mapping[str, Any]) -> bool:
+        """Whether a trial with these values has the dimensions."""
+        return all(
+            name in values and values[name] in options
+            for name, options in self.where.items()
+        )
 
-    def contains(self, value: Any) -> bool:
-        """Whether `value` is a number from `lo` to `hi`."""
-        return _is_number(value) and self.lo <= value <= self.hi
-
-    def typical(self) -> float:
-        """The middle."""
-        return self.lo / 2 + self.hi / 2
-
-    def values(self) -> None:
-        """None: there is no end of them."""
+    @property
+    def text(self) -> str:
+        """What has to hold, as the user would write it."""
+        options = {
+            name: repr(values[0] if len(values) == 1 else values)
+            for name, values in self.where.items()
+        }
+        return ", ".join(f"{name}={value}" for name, value in options.items())
 
     def __repr__(self) -> str:
-        return _call(self, self.lo, self.hi)
+        return f"when({self.text})({_named(self.dims)})"
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class LogUniform(Uniform):
-    """A float from `lo` to `hi`, every ratio equally likely."""
-
-    kind: ClassVar[str] = "log_uniform"
-    log: ClassVar[bool] = True
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.lo <= 0:
-            _refuse(self, "lo", "more than 0")
-
-    def sample(self, generator: np.random.Generator) -> float:
-        """Draws a value."""
-        log = _between(math.log(self.lo), math.log(self.hi), generator)
-        return min(max(math.exp(log), self.lo), self.hi)
-
-    def typical(self) -> float:
-        """The geometric middle."""
-        return math.sqrt(self.lo) * math.sqrt(self.hi)
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Integer(_Finite):
-    """An int from `lo` to `hi`, both included."""
-
-    lo: int
-    hi: int
-    log: bool = False
-    static: bool | None = None
-    kind: ClassVar[str] = "integer"
-
-    def __post_init__(self):
-        _set(self, lo=_plain(self.lo), hi=_plain(self.hi))
-        for name in ("lo", "hi"):
-            if type(getattr(self, name)) is not int:
-                _refuse(self, name, "an int")
-        if not isinstance(self.log, bool):
-            _refuse(self, "log", "True or False")
-        # A draw has 53 bits.
-        if not 0 < self.hi - self.lo < 2**53:
-            _refuse(self, "hi", f"more than lo, {self.lo}, by less than 2**53")
-        if self.log and self.lo < 1:
-            _refuse(self, "lo", "at least 1 with log")
-
-    def sample(self, generator: np.random.Generator) -> int:
-        """Draws a value."""
-        if not self.log:
-            return self.lo + _index(len(self.values()), generator)
-        # Half a step more on both sides, or the ends would get half their share.
-        lo, hi = math.log(self.lo - 0.5), math.log(self.hi + 0.5)
-        value = round(math.exp(_between(lo, hi, generator)))
-        return min(max(value, self.lo), self.hi)
-
-    def contains(self, value: Any) -> bool:
-        """Whether `value` is an int from `lo` to `hi`."""
-        return type(value) is int and self.lo <= value <= self.hi
-
-    def typical(self) -> int:
-        """The middle; with `log`, the geometric middle."""
-        if self.log:
-            return round(math.sqrt(self.lo) * math.sqrt(self.hi))
-        return (self.lo + self.hi) // 2
-
-    def values(self) -> range:
-        """All of them, as a range: there may be many."""
-        return range(self.lo, self.hi + 1)
-
-    def __repr__(self) -> str:
-        return _call(self, self.lo, self.hi, **({"log": True} if self.log else {}))
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Choice(_Finite):
-    """One of the `options`, each equally likely."""
-
-    options: tuple[Scalar, ...]
-    static: bool | None = None
-    kind: ClassVar[str] = "choice"
-    log: ClassVar[bool] = False
-
-    def __post_init__(self):
-        options = tuple(check_hparam(self.kind, option) for option in self.options)
-        if not options or len(set(options)) < len(options):
-            _refuse(self, "options", "at least one value, and no two equal")
-        # choice(0, 0.5) means floats: lanes of one program need values of one type.
-        numbers = [option for option in options if _is_number(option)]
-        if len(numbers) == len(options) and float in map(type, options):
-            options = tuple(map(float, numbers))
-        _set(self, options=options)
-
-    def values(self) -> tuple[Scalar, ...]:
-        """The options."""
-        return self.options
-
-    def __repr__(self) -> str:
-        return _call(self, *self.options)
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Constant(_Finite):
-    """The same `value` for every trial."""
-
-    value: Scalar
-    static: bool | None = None
-    kind: ClassVar[str] = "constant"
-    log: ClassVar[bool] = False
-
-    def __post_init__(self):
-        _set(self, value=check_hparam(self.kind, self.value))
-
-    def values(self) -> tuple[Scalar, ...]:
-        """The value alone."""
-        return (self.value,)
-
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-
-Dimension = Uniform | LogUniform | Integer | Choice | Constant
-
-
-def uniform(lo: float, hi: float, static: bool | None = None) -> Uniform:
-    """A float from `lo` to `hi`, every value equally likely.
+def when(**where: Any) -> Callable[..., Condition]:
+    """Dimensions for those trials only that have certain values elsewhere.
 
     Args:
-      lo: The lower end.
-      hi: The upper end.
-      static: True makes each value a program of its own; None finds out.
+      **where: The values on which the dimensions depend, by name; a list or tuple for
+        any of several. Several names have to hold together.
+
+    Returns:
+      A function that takes the dimensions as `Space` does, and gives an entry for it.
 
     Raises:
-      ValueError: Unless the ends are finite numbers with `lo < hi`.
+      ValueError: If nothing is given, or a value is not a JSON scalar.
 
     Examples:
-      >>> uniform(0, 0.5).typical()
-      0.25
+      >>> from jaxpack.dimensions import choice
+      >>> space = Space(
+      ...     when(model="resnet")(depth=choice(8, 14)),
+      ...     model=choice("mlp", "resnet"),
+      ... )
+      >>> [dict(hp) for hp in space.sample(2, seed=0)]
+      [{'model': 'mlp'}, {'model': 'resnet', 'depth': 8}]
     """
-    return Uniform(lo, hi, static)
+    if not where:
+        raise ValueError("when() names no hparam; expected, say, when(model='resnet')")
+    options = {name: _options(name, values) for name, values in where.items()}
 
+    def condition(**dims: Any) -> Condition:
+        made = {name: dimension(name, dim) for name, dim in dims.items()}
+        if not made:
+            text = Condition(options, {}).text
+            raise ValueError(f"when({text}) has no dimensions; expected at least one")
+        return Condition(options, made)
 
-def log_uniform(lo: float, hi: float, static: bool | None = None) -> LogUniform:
-    """A float from `lo` to `hi`, every ratio equally likely.
-
-    Args:
-      lo: The lower end.
-      hi: The upper end.
-      static: True makes each value a program of its own; None finds out.
-
-    Raises:
-      ValueError: Unless the ends are finite numbers with `0 < lo < hi`.
-
-    Examples:
-      >>> log_uniform(1e-4, 1e-2).typical()
-      0.001
-    """
-    return LogUniform(lo, hi, static)
-
-
-def integer(lo: int, hi: int, log: bool = False, static: bool | None = None) -> Integer:
-    """An int from `lo` to `hi`, both included.
-
-    Args:
-      lo: The lower end.
-      hi: The upper end.
-      log: Whether every ratio is equally likely, rather than every value.
-      static: True makes each value a program of its own; None finds out.
-
-    Raises:
-      ValueError: Unless the ends are ints with `lo < hi`, and `lo >= 1` with `log`.
-
-    Examples:
-      >>> list(integer(1, 3).values())
-      [1, 2, 3]
-    """
-    return Integer(lo, hi, log, static)
-
-
-def choice(*values: Any, static: bool | None = None) -> Choice:
-    """One of the values given, each equally likely.
-
-    Numbers of which some are floats all become floats.
-
-    Args:
-      *values: JSON scalars; or one list or tuple of them.
-      static: True makes each value a program of its own; None finds out.
-
-    Raises:
-      ValueError: If there is no value, two are equal, or one is not a JSON scalar.
-
-    Examples:
-      >>> choice("relu", "tanh") == choice(["relu", "tanh"])
-      True
-      >>> choice(0, 0.5)
-      choice(0.0, 0.5)
-    """
-    if len(values) == 1 and isinstance(values[0], list | tuple):
-        (values,) = values
-    return Choice(tuple(values), static)
+    return condition
 
 
 class Space:
     """Named dimensions, from which the trials of a sweep are drawn.
 
     Args:
+      *conditions: Dimensions that some trials have, made with `when`. What they
+        depend on is a choice, an integer or a constant of the space, or of a
+        condition before. A name may be in several of which no two hold together.
       **dims: A dimension for each hparam, or the value it always has. `batch_size`
         takes ints from 1, `seed` ints from 0.
 
     Raises:
-      ValueError: If there are no dimensions, or a name or a value cannot be used.
+      ValueError: If there are no dimensions, a name or a value cannot be used, or a
+        condition depends on what there is not, never holds, or brings an hparam that
+        the trial has already.
 
     Examples:
+      >>> from jaxpack.dimensions import choice, log_uniform
       >>> space = Space(learning_rate=log_uniform(1e-4, 0.1), width=choice(64, 128))
       >>> space
       Space(learning_rate=log_uniform(0.0001, 0.1), width=choice(64, 128))
@@ -306,27 +115,51 @@ class Space:
       [64, 128, 64, 64]
     """
 
-    def __init__(self, /, **dims: Any):
+    def __init__(self, /, *conditions: Condition, **dims: Any):
         if not dims:
             raise ValueError("Space() has no dimensions; expected at least one")
-        self._dims = {name: _dimension(name, dim) for name, dim in dims.items()}
+        self._dims = {name: dimension(name, dim) for name, dim in dims.items()}
+        self._conditions = _checked(self._dims, conditions)
+        # What every trial has is what depends on nothing.
+        self._groups = (Condition({}, self._dims), *self._conditions)
+        self._size = _size(self._groups)
 
     @property
     def dims(self) -> Mapping[str, Dimension]:
-        """The dimensions by name, in the order given; read-only."""
+        """The dimensions that every trial has, in the order given; read-only."""
         return MappingProxyType(self._dims)
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """The dimensions that some trials have, in the order given."""
+        return self._conditions
 
     @property
     def size(self) -> int | None:
         """How many assignments there are; None if a dimension is continuous."""
-        values = [dim.values() for dim in self._dims.values()]
-        counts = [len(finite) for finite in values if finite is not None]
-        return math.prod(counts) if len(counts) == len(values) else None
+        return self._size
+
+    def dims_of(self, hparams: Mapping[str, Any]) -> dict[str, Dimension]:
+        """The dimensions that a trial with these hparams has.
+
+        Args:
+          hparams: An assignment of the space.
+
+        Examples:
+          >>> from jaxpack.dimensions import choice
+          >>> space = Space(when(a=1)(b=choice(3, 4)), a=choice(0, 1))
+          >>> space.dims_of({"a": 0}), space.dims_of({"a": 1, "b": 3})
+          ({'a': choice(0, 1)}, {'a': choice(0, 1), 'b': choice(3, 4)})
+        """
+        values = dict(hparams)
+        held = [group.dims for group in self._groups if group.holds(values)]
+        return {name: dim for dims in held for name, dim in dims.items()}
 
     def sample(self, n: int, seed: int) -> list[HParams]:
         """Draws `n` distinct assignments, or all there are if they are fewer.
 
-        A call for fewer gives the first of these.
+        A call for fewer gives the first of these. An assignment has only those
+        hparams whose conditions hold.
 
         Args:
           n: How many, at least 0.
@@ -336,133 +169,262 @@ class Space:
           ValueError: If `n` or `seed` is not such an int.
 
         Examples:
+          >>> from jaxpack.dimensions import integer
           >>> [hp.width for hp in Space(width=integer(1, 3)).sample(9, seed=1)]
           [1, 3, 2]
         """
-        n, seed = _plain(n), _plain(seed)
+        n, seed = plain(n), plain(seed)
         for name, value in (("n", n), ("seed", seed)):
             if type(value) is not int or value < 0:
                 raise ValueError(f"{name} is {value!r}; expected an int of at least 0")
-        names = tuple(self._dims)
         drawn = itertools.islice(self._distinct(seed), n)
-        return [HParams(dict(zip(names, values, strict=True))) for values in drawn]
+        return [self._hparams(values) for values in drawn]
 
     def check(self, hparams: Mapping[str, Any]) -> HParams:
         """Returns an assignment as the space itself would have drawn it.
 
         Args:
-          hparams: A value for each dimension.
+          hparams: A value for each dimension that such a trial has.
 
         Raises:
-          ValueError: If a name is unknown or missing, or a value outside of its
-            dimension.
+          ValueError: If a name is unknown, missing or not such a trial's, or a value
+            outside of its dimension.
 
         Examples:
+          >>> from jaxpack.dimensions import uniform
           >>> Space(dropout=uniform(0, 0.5)).check({"dropout": 0})
           HParams({'dropout': 0.0})
         """
+        names = dict.fromkeys(name for group in self._groups for name in group.dims)
         for name in hparams:
-            if name not in self._dims:
-                near = difflib.get_close_matches(name, self._dims, 1)
-                names = repr(near[0]) if near else f"one of {', '.join(self._dims)}"
-                raise ValueError(f"the space has no hparam {name!r}; expected {names}")
-        missing = [name for name in self._dims if name not in hparams]
-        if missing:
-            raise ValueError(
-                f"hparams {dict(hparams)} lack {', '.join(missing)}; expected a value "
-                "for every dimension of the space"
-            )
-        return HParams(
-            {name: _value(name, dim, hparams[name]) for name, dim in self._dims.items()}
-        )
+            if name not in names:
+                raise ValueError(
+                    f"the space has no hparam {name!r}{_near(name, names)}"
+                )
+        values: dict[str, Scalar] = {}
+        for group in self._groups:
+            if not group.holds(values):
+                continue
+            missing = [name for name in group.dims if name not in hparams]
+            if missing:
+                where = f" with {group.text}" if group.where else ""
+                raise ValueError(
+                    f"hparams {dict(hparams)} lack {', '.join(missing)}; expected a "
+                    f"value for every dimension of the space{where}"
+                )
+            values |= {n: value_of(n, dim, hparams[n]) for n, dim in group.dims.items()}
+        for name in hparams:
+            if name not in values:
+                raise ValueError(
+                    f"hparams {dict(hparams)} have {name}, which only trials with "
+                    f"{self._origin(name)} have"
+                )
+        return self._hparams(values)
 
-    def _distinct(self, seed: int) -> Iterator[tuple[Scalar, ...]]:
+    def describe(self) -> dict[str, Any]:
+        """The space in words, as JSON can hold it.
+
+        Examples:
+          >>> from jaxpack.dimensions import choice
+          >>> Space(when(a=1)(b=choice(3, 4)), a=choice(0, 1)).describe()
+          {'a': 'choice(0, 1)', 'when(a=1)': {'b': 'choice(3, 4)'}}
+        """
+        described: dict[str, Any] = {n: repr(dim) for n, dim in self._dims.items()}
+        for condition in self._conditions:
+            more = {name: repr(dim) for name, dim in condition.dims.items()}
+            described.setdefault(f"when({condition.text})", {}).update(more)
+        return described
+
+    def _hparams(self, values: Mapping[str, Scalar]) -> HParams:
+        others = [name for group in self._conditions for name in group.dims]
+        inactive = {n: self._origin(n) for n in others if n not in values}
+        return HParams(values, inactive=inactive)
+
+    def _origin(self, name: str) -> str:
+        """On what an hparam depends."""
+        return " or ".join(c.text for c in self._conditions if name in c.dims)
+
+    def _distinct(self, seed: int) -> Iterator[dict[str, Scalar]]:
         """Yields all assignments that differ, first by chance, then in order."""
         generator = np.random.Generator(np.random.Philox(seed))
-        dims = self._dims.values()
-        seen: set[tuple[Scalar, ...]] = set()
+        seen: set[tuple[tuple[str, Scalar], ...]] = set()
         repeats = 0
         while repeats < _PATIENCE:
-            drawn = tuple(dim.sample(generator) for dim in dims)
+            values = self._draw(generator)
+            drawn = tuple(values.items())
             repeats = repeats + 1 if drawn in seen else 0
             if not repeats:
                 seen.add(drawn)
-                yield drawn
-        finite = [dim.values() or () for dim in dims]
-        yield from (rest for rest in itertools.product(*finite) if rest not in seen)
+                yield values
+        for values in _assignments({}, self._groups):
+            if tuple(values.items()) not in seen:
+                yield values
+
+    def _draw(self, generator: np.random.Generator) -> dict[str, Scalar]:
+        values: dict[str, Scalar] = {}
+        for group in self._groups:
+            # Drawn even if not wanted, so that no trial's values depend on what the
+            # trials before it were.
+            drawn = {name: dim.sample(generator) for name, dim in group.dims.items()}
+            if group.holds(values):
+                values |= drawn
+        return values
 
     def __repr__(self) -> str:
-        dims = ", ".join(f"{name}={dim!r}" for name, dim in self._dims.items())
-        return f"Space({dims})"
+        entries = [*map(repr, self._conditions), _named(self._dims)]
+        return f"Space({', '.join(entries)})"
 
 
-def _dimension(name: str, dim: Any) -> Dimension:
-    """Makes a plain value a constant and checks what the name asks for."""
-    if isinstance(dim, list | tuple):
-        raise ValueError(f"{name} is {dim!r}; expected one value or choice({dim!r})")
-    if not isinstance(dim, Dimension):
-        dim = Constant(check_hparam(name, dim))
-    check_hparam(name, dim.typical())
-    least = {"batch_size": 1, "seed": 0}.get(name)
-    if least is not None:
-        # The lower end of an Integer stands for all of it.
-        values = (dim.lo,) if isinstance(dim, Integer) else dim.values()
-        if not values or any(type(v) is not int or v < least for v in values):
-            raise ValueError(f"{name} is {dim!r}; expected ints of at least {least}")
-    return dim
+class _Family(NamedTuple):
+    """Assignments of one set of dimensions.
+
+    Attributes:
+      names: Of the dimensions.
+      settled: The values on which conditions depend; `_OTHER` for one that none
+        mentions.
+      count: How many assignments; None if there is no end of them.
+    """
+
+    names: frozenset[str]
+    settled: dict[str, Any]
+    count: int | None
 
 
-def _value(name: str, dim: Dimension, value: Any) -> Scalar:
-    """Returns the value of the dimension that `value` stands for."""
-    plain: Any = check_hparam(name, value)
-    if not dim.contains(plain):
-        raise ValueError(f"hparam {name} is {plain!r}; expected a value of {dim!r}")
-    if isinstance(dim, Uniform):
-        return float(plain)
-    return dim.values()[dim.values().index(plain)]
+_OTHER = object()
 
 
-def _set(dim: Dimension, **values: Any) -> None:
-    """Gives fields their checked values; a frozen dataclass needs a way round."""
-    if dim.static is not None and not isinstance(dim.static, bool):
-        _refuse(dim, "static", "True, False or None")
-    for name, value in values.items():
-        object.__setattr__(dim, name, value)
+def _size(groups: Sequence[Condition]) -> int | None:
+    """How many assignments there are.
+
+    Raises:
+      ValueError: If a condition never holds, or a name would be there twice.
+    """
+    mentioned: dict[str, dict[Scalar, None]] = {}
+    for group in groups:
+        for name, options in group.where.items():
+            mentioned.setdefault(name, {}).update(dict.fromkeys(options))
+    families = [_Family(frozenset(), {}, 1)]
+    for group in groups:
+        with_it = [group.holds(family.settled) for family in families]
+        if not any(with_it):
+            raise ValueError(f"{group!r} never holds: no trial would have it")
+        families = [
+            grown
+            for family, has_it in zip(families, with_it, strict=True)
+            for grown in (_grow(family, group, mentioned) if has_it else [family])
+        ]
+    counts = [family.count for family in families]
+    finite = [count for count in counts if count is not None]
+    return sum(finite) if len(finite) == len(counts) else None
 
 
-def _refuse(dim: Dimension, name: str, expected: str) -> NoReturn:
-    value = getattr(dim, name)
-    raise ValueError(f"{dim.kind}: {name} is {value!r}; expected {expected}")
+def _grow(
+    family: _Family, group: Condition, mentioned: Mapping[str, Iterable[Scalar]]
+) -> list[_Family]:
+    """The families that one becomes with more dimensions."""
+    for name in group.dims:
+        if name in family.names:
+            raise ValueError(
+                f"{group!r} gives {name} to trials that have it already; expected "
+                "conditions of which no two hold together"
+            )
+    families = [family._replace(names=family.names | set(group.dims))]
+    for name, dim in group.dims.items():
+        values = dim.values()
+        rest = None if values is None else len(values)
+        parts: list[tuple[Any, int | None]] = []
+        if name in mentioned and rest is not None:
+            parts = [(value, 1) for value in mentioned[name] if dim.contains(value)]
+            rest -= len(parts)
+        parts += [(_OTHER, rest)] if rest != 0 else []
+        families = [
+            _Family(
+                old.names,
+                old.settled | {name: value},
+                None if old.count is None or count is None else old.count * count,
+            )
+            for old in families
+            for value, count in parts
+        ]
+    return families
 
 
-def _between(lo: float, hi: float, generator: np.random.Generator) -> float:
-    """Draws a float from `lo` to `hi`, whose difference may be too large for one."""
-    u = generator.random()
-    return min(max(lo * (1 - u) + hi * u, lo), hi)
+def _assignments(
+    values: dict[str, Scalar], groups: Sequence[Condition]
+) -> Iterator[dict[str, Scalar]]:
+    """Yields what `values` can be completed to, leaving out continuous dimensions."""
+    if not groups:
+        yield values
+    elif not groups[0].holds(values):
+        yield from _assignments(values, groups[1:])
+    else:
+        dims = groups[0].dims
+        for more in itertools.product(*(dim.values() or () for dim in dims.values())):
+            added = values | dict(zip(dims, more, strict=True))
+            yield from _assignments(added, groups[1:])
 
 
-def _index(count: int, generator: np.random.Generator) -> int:
-    return math.floor(generator.random() * count)
+def _checked(
+    dims: Mapping[str, Dimension], conditions: Sequence[Any]
+) -> tuple[Condition, ...]:
+    """Conditions whose values are those of the dimensions they depend on."""
+    known = {name: [dim] for name, dim in dims.items()}
+    checked = []
+    for condition in conditions:
+        if not isinstance(condition, Condition):
+            raise ValueError(
+                f"Space() has the entry {condition!r}; expected dimensions by name, "
+                "and when(name=value)(...) for those that depend on others"
+            )
+        where = {
+            name: tuple(_depended_on(condition, name, value, known) for value in values)
+            for name, values in condition.where.items()
+        }
+        checked.append(Condition(where, condition.dims))
+        for name, dim in condition.dims.items():
+            known.setdefault(name, []).append(dim)
+    return tuple(checked)
 
 
-def _plain(value: Any) -> Any:
-    """Returns a numpy scalar as the Python one, anything else as it is."""
-    return value.item() if isinstance(value, np.generic) else value
+def _depended_on(
+    condition: Condition, name: str, value: Any, known: Mapping[str, list[Dimension]]
+) -> Scalar:
+    """The value of a dimension known so far that a condition means."""
+    if name not in known:
+        near = _near(name, known)
+        raise ValueError(
+            f"when({condition.text}): the space has no hparam {name!r} before{near}"
+        )
+    for dim in known[name]:
+        if dim.values() is None:
+            raise ValueError(
+                f"when({condition.text}): {name} is {dim!r}; expected a choice, an "
+                "integer or a constant"
+            )
+        if dim.contains(value):
+            return value_of(name, dim, value)
+    dims = " or ".join(map(repr, known[name]))
+    raise ValueError(
+        f"when({condition.text}): {name} is never {value!r}; expected a value of {dims}"
+    )
 
 
-def _is_number(value: Any) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _options(name: str, values: Any) -> tuple[Scalar, ...]:
+    """The values that a condition names, one or several."""
+    if not isinstance(values, list | tuple):
+        values = (values,)
+    if not values:
+        raise ValueError(f"when({name}=()) has no value; expected at least one")
+    return tuple(check_hparam(name, value) for value in values)
 
 
-def _same(option: Scalar, value: Any) -> bool:
-    """Whether a value is an option: True is not 1, but 1 does for 1.0."""
-    alike = isinstance(option, float) and _is_number(value)
-    return (alike or type(option) is type(value)) and option == value
+def _near(name: str, names: Iterable[str]) -> str:
+    names = list(names)
+    near = difflib.get_close_matches(name, names, 1)
+    return (
+        f"; expected {near[0]!r}" if near else f"; expected one of {', '.join(names)}"
+    )
 
 
-def _call(dim: Dimension, *args: Any, **options: Any) -> str:
-    """Writes a dimension as the user would."""
-    if dim.static is not None:
-        options["static"] = dim.static
-    words = [*map(repr, args), *(f"{k}={v!r}" for k, v in options.items())]
-    return f"{dim.kind}({', '.join(words)})"
+def _named(dims: Mapping[str, Dimension]) -> str:
+    return ", ".join(f"{name}={dim!r}" for name, dim in dims.items())

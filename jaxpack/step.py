@@ -133,14 +133,20 @@ def bind_hparams(
     static: tuple[tuple[str, Any], ...],
     lane: Mapping[str, jax.Array],
     steps_per_epoch: int,
+    inactive: Mapping[str, str] | None = None,
 ) -> HParams:
-    """As `bind`, before there is a program."""
+    """As `bind`, before there is a program; for `inactive` see `HParams.inactive_`."""
     values = dict(static)
     for name, _, options in lane_hparams:
         value = lane[name]
         values[name] = TracedChoice(name, value, options) if options else value
     total_steps = values.pop("total_steps")
-    return HParams(values, total_steps=total_steps, steps_per_epoch=steps_per_epoch)
+    return HParams(
+        values,
+        total_steps=total_steps,
+        steps_per_epoch=steps_per_epoch,
+        inactive=inactive,
+    )
 
 
 def trial_key(seed: Any, trial: Any) -> jax.Array:

@@ -46,7 +46,7 @@ class HParams(Mapping[str, Any]):
       AttributeError: no hparam 'learnig_rate'; did you mean 'learning_rate'?
     """
 
-    __slots__ = ("_derived", "_reads", "_values")
+    __slots__ = ("_derived", "_inactive", "_reads", "_values")
 
     def __init__(
         self,
@@ -54,10 +54,12 @@ class HParams(Mapping[str, Any]):
         *,
         total_steps: Any = None,
         steps_per_epoch: int | None = None,
+        inactive: Mapping[str, str] | None = None,
     ):
         derived = {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch}
         object.__setattr__(self, "_values", dict(values))
         object.__setattr__(self, "_derived", derived)
+        object.__setattr__(self, "_inactive", dict(inactive or {}))
         object.__setattr__(self, "_reads", {})
 
     @property
@@ -65,9 +67,14 @@ class HParams(Mapping[str, Any]):
         """The names read so far, each with the file and line that read it first."""
         return dict(self._reads)
 
+    @property
+    def inactive_(self) -> dict[str, str]:
+        """The names that only other trials have, each with what theirs depend on."""
+        return dict(self._inactive)
+
     def __getitem__(self, name: str) -> Any:
         if name not in self._values:
-            raise KeyError(f"no hparam {name!r}{_near(name, self._values)}")
+            raise KeyError(self._missing(name))
         self._reads.setdefault(name, _caller())
         return self._values[name]
 
@@ -84,7 +91,12 @@ class HParams(Mapping[str, Any]):
                 )
             self._reads.setdefault(name, _caller())
             return self._derived[name]
-        raise AttributeError(f"no hparam {name!r}{_near(name, self._values)}")
+        raise AttributeError(self._missing(name))
+
+    def _missing(self, name: str) -> str:
+        if name in self._inactive:
+            return f"no hparam {name!r} here: it comes with {self._inactive[name]}"
+        return f"no hparam {name!r}{_near(name, self._values)}"
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise AttributeError(f"HParams are frozen: cannot set {name!r}")

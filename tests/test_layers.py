@@ -13,6 +13,7 @@ ROOT = pathlib.Path(__file__).parents[1] / "jaxpack"
 LAYERS = (
     {"types", "compat"},
     {"trees", "jaxprs", "space", "schedulers", "policies", "data", "models"}
+    | {"dimensions"}
     | {
         "nn",
         "conv",
@@ -32,6 +33,9 @@ LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 
 # Imports within a layer; a package's modules may also import each other.
 SIDEWAYS = {
+    ("space", "dimensions"),
+    ("policies", "dimensions"),
+    ("policies", "space"),
     ("models", "conv"),
     ("models", "nn"),
     ("rewrite", "conv"),
@@ -61,7 +65,7 @@ SIDEWAYS = {
     ("explain", "train"),
 }
 
-HOST_ONLY = {"space", "schedulers", "policies"}
+HOST_ONLY = {"dimensions", "space", "schedulers", "policies"}
 ACCELERATOR = {"jax", "jaxlib", "flax", "optax", "chex", "orbax"}
 
 MODULES = sorted(

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxpack.space import (
+from jaxpack.dimensions import (
     Choice,
     Constant,
     Integer,
     LogUniform,
-    Space,
     Uniform,
     choice,
     integer,
     log_uniform,
     uniform,
 )
+from jaxpack.space import Space
 from jaxpack.types import HParams
 
 DIMENSIONS = [
