@@ -113,7 +113,7 @@ def plan_sweep(
     return plan(
         task,
         trials,
-        kinds_of_space(space),
+        kinds_of_space(space, trials),
         totals,
         expected,
         engine=engine,

@@ -20,7 +20,7 @@ from jaxpack.detect import (
     detect,
     kind_of,
 )
-from jaxpack.dimensions import Uniform
+from jaxpack.dimensions import Dimension, Uniform
 from jaxpack.engines import ADVANCE, PackSpec
 from jaxpack.space import Space
 from jaxpack.task import Task
@@ -139,7 +139,7 @@ class Plan:
 def plan(
     task: Task,
     trials: Sequence[Trial],
-    kinds: Mapping[str, Kind],
+    kinds: Sequence[Mapping[str, Kind]],
     total_steps: Sequence[int],
     expected_steps: Sequence[float] | None = None,
     *,
@@ -152,7 +152,7 @@ def plan(
     Args:
       task: The task.
       trials: The trials.
-      kinds: The kind of each hparam.
+      kinds: For each trial, the kind of each of its hparams.
       total_steps: Each trial's schedule horizon, in steps.
       expected_steps: How many steps each trial may be expected to train; nothing is
         measured where this is not known.
@@ -162,7 +162,8 @@ def plan(
 
     Raises:
       ValueError: If an argument is not what it should be.
-      Exception: Whatever the task's own functions raise for every trial alike.
+      Exception: Whatever the task's own functions raise for every trial alike that
+        has certain hparams.
     """
     _check(engine, max_lanes, workers)
     expected_steps = expected_steps or [0.0] * len(trials)
@@ -178,35 +179,34 @@ def plan(
     return Plan(tuple(packs), merged, devices, failed)
 
 
-def kinds_of_space(space: Space) -> dict[str, Kind]:
-    """The kind of each of a space's hparams."""
-    kinds = {}
-    for name, dim in space.dims.items():
-        values = dim.values() or [dim.typical()]
-        if isinstance(values, range):
-            values = [values[0], values[-1]]
-        kind = kind_of(values, dim.static)
-        if isinstance(dim, Uniform):
-            # Just inside: at 0 a dropout, say, is not the same computation any more.
-            margin = 1e-3 * (dim.hi - dim.lo)
-            kind = kind._replace(
-                continuous=True, extremes=(dim.lo + margin, dim.hi - margin)
-            )
-        kinds[name] = kind
-    return kinds
+def kinds_of_space(space: Space, trials: Sequence[Trial]) -> list[dict[str, Kind]]:
+    """For each trial of a space, the kind of each hparam it has."""
+    return [
+        {name: _kind_of_dim(dim) for name, dim in space.dims_of(trial.hparams).items()}
+        for trial in trials
+    ]
 
 
-def kinds_of_trials(trials: Sequence[Trial]) -> dict[str, Kind]:
-    """The kind of each hparam, by the values that some trials have."""
-    names = dict.fromkeys(name for trial in trials for name in trial.hparams)
+def _kind_of_dim(dim: Dimension) -> Kind:
+    values = dim.values() or [dim.typical()]
+    if isinstance(values, range):
+        values = [values[0], values[-1]]
+    kind = kind_of(values, dim.static)
+    if not isinstance(dim, Uniform):
+        return kind
+    # Just inside: at 0 a dropout, say, is not the same computation any more.
+    margin = 1e-3 * (dim.hi - dim.lo)
+    return kind._replace(continuous=True, extremes=(dim.lo + margin, dim.hi - margin))
+
+
+def kinds_of_trials(trials: Sequence[Trial]) -> list[dict[str, Kind]]:
+    """For each trial, the kind of each hparam it has, by the values given for it."""
+    values: dict[str, list[Any]] = {}
     for trial in trials:
-        missing = [name for name in names if name not in trial.hparams]
-        if missing:
-            raise ValueError(
-                f"trial {trial.trial_id} has no {missing[0]}, which others have; give "
-                "every trial the same hparams"
-            )
-    return {name: kind_of([trial.hparams[name] for trial in trials]) for name in names}
+        for name, value in trial.hparams.items():
+            values.setdefault(name, []).append(value)
+    kinds = {name: kind_of(of_name) for name, of_name in values.items()}
+    return [{name: kinds[name] for name in trial.hparams} for trial in trials]
 
 
 def worker_devices(workers: int | None = None) -> tuple[jax.Device, ...]:
@@ -240,11 +240,24 @@ def _check(engine: str, max_lanes: int | None, workers: int | None) -> None:
             raise ValueError(f"{name} is {value!r}; it must be a whole number >= 1")
 
 
+class _Architecture(NamedTuple):
+    """What trials must have in common for one to tell what hparams do to another."""
+
+    kinds: Mapping[str, Kind]
+    model: Any
+
+    def __str__(self) -> str:
+        names = [name for name in self.kinds if name != "model"]
+        model = [f"model={self.model!r}"] if "model" in self.kinds else []
+        return ", ".join(model + names) or "no hparams"
+
+
 @dataclasses.dataclass
 class _Group:
     """The trials of one program, and the steps they may be expected to train."""
 
     detection: Detection
+    architecture: _Architecture
     trials: list[Trial] = dataclasses.field(default_factory=list)
     steps: float = 0.0
 
@@ -268,32 +281,63 @@ class _Choice(NamedTuple):
 def _group(
     task: Task,
     trials: Sequence[Trial],
-    kinds: Mapping[str, Kind],
+    kinds: Sequence[Mapping[str, Kind]],
     total_steps: Sequence[int],
     expected_steps: Sequence[float],
 ) -> tuple[list[_Group], dict[int, str]]:
     """Puts each trial to the first program that covers it, tracing new ones."""
     groups: list[_Group] = []
     failed: dict[int, Exception] = {}
-    for trial, total, steps in zip(trials, total_steps, expected_steps, strict=True):
+    architectures = [
+        _Architecture(its_kinds, trial.hparams.get("model"))
+        for trial, its_kinds in zip(trials, kinds, strict=True)
+    ]
+    for trial, architecture, total, steps in zip(
+        trials, architectures, total_steps, expected_steps, strict=True
+    ):
         values = dict(trial.hparams) | {"total_steps": total}
-        group = next((g for g in groups if g.detection.covers(values)), None)
+        alike = [g for g in groups if g.architecture.kinds == architecture.kinds]
+        group = next((g for g in alike if g.detection.covers(values)), None)
         if group is None:
-            like = groups[0].detection if groups else None
+            known = (g.detection for g in alike if g.architecture == architecture)
+            like = next(known, None)
             try:
-                group = _Group(detect(task, trial.hparams, kinds, total, like))
+                detection = detect(task, trial.hparams, architecture.kinds, total, like)
             except StaticHParamError:
                 raise
             except Exception as error:
                 failed[trial.trial_id] = error
                 continue
+            group = _Group(detection, architecture)
             groups.append(group)
         group.trials.append(trial)
         group.steps += steps
-    if failed and not groups:
-        raise next(iter(failed.values()))
+    _check_architectures(trials, architectures, failed)
     reasons = {i: f"{type(e).__name__}: {e}" for i, e in failed.items()}
     return groups, reasons
+
+
+def _check_architectures(
+    trials: Sequence[Trial],
+    architectures: Sequence[_Architecture],
+    failed: Mapping[int, Exception],
+) -> None:
+    """Raises what fails for all trials of an architecture: no value is at fault."""
+    built = [
+        architecture
+        for trial, architecture in zip(trials, architectures, strict=True)
+        if trial.trial_id not in failed
+    ]
+    for trial, architecture in zip(trials, architectures, strict=True):
+        if architecture in built:
+            continue
+        error = failed[trial.trial_id]
+        if architectures.count(architecture) < len(trials):
+            error.add_note(
+                f"All trials with the hparams {architecture} fail like this one, trial "
+                f"{trial.trial_id}."
+            )
+        raise error
 
 
 def _pack(group: _Group, choice: _Choice, lanes: int) -> PlannedPack:

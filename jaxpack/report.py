@@ -105,7 +105,8 @@ def to_pandas(trials: Sequence[TrialResult], metric: str) -> pd.DataFrame:
     Returns:
       A frame with the index `trial_id` and the columns `status`, `score`, `epochs`,
       `steps`, `bracket`, `rung`, `seconds`, `reason`, then `hparams_<name>` for each
-      hparam, then `train_loss`, `loss` and each other metric at the last evaluation.
+      hparam, NaN for trials that have none, then `train_loss`, `loss` and each other
+      metric at the last evaluation.
 
     Examples:
       >>> from jaxpack.types import HParams
@@ -133,7 +134,9 @@ def to_pandas(trials: Sequence[TrialResult], metric: str) -> pd.DataFrame:
         "reason": [trial.reason for trial in trials],
     }
     for name in hparams:
-        columns[f"hparams_{name}"] = [trial.hparams.get(name) for trial in trials]
+        columns[f"hparams_{name}"] = [
+            trial.hparams.get(name, math.nan) for trial in trials
+        ]
     for name in dict.fromkeys(["train_loss", "loss", *seen, metric]):
         columns[name] = _floats(row.get(name) for row in last)
     index = pd.Index([trial.trial_id for trial in trials], name="trial_id", dtype=int)
@@ -166,14 +169,14 @@ def trials_table(
         table.add_column("hparams", overflow="fold")
     for trial in ranked(trials, metric, mode)[:k]:
         row = best_row(trial, metric, mode) or {}
-        hparams = {name: _cell(trial.hparams.get(name)) for name in names}
+        hparams = {name: _cell(value) for name, value in trial.hparams.items()}
         together = " ".join(f"{name}={cell}" for name, cell in hparams.items())
         table.add_row(
             str(trial.trial_id),
             format_number(row[metric]),
             trial.status,
             format_number(row.get("epochs")),
-            *([together] if narrow else hparams.values()),
+            *([together] if narrow else [hparams.get(name, "-") for name in names]),
         )
     return table
 

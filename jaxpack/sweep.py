@@ -455,7 +455,7 @@ def _asked(
             "name": task.dataset.name,
             "content_hash": task.dataset.content_hash,
         },
-        "space": {name: repr(dim) for name, dim in space.dims.items()},
+        "space": space.describe(),
         "scheduler": repr(scheduler),
         "brackets": scheduler.brackets(),
         "metric": metric,

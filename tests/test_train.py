@@ -238,7 +238,6 @@ def test_bad_arguments_are_named(tiny_dataset, options, message):
     [
         ([{"learning_rate": float("nan"), "rate": 0.1}], "not finite"),
         ([{"learning_rate": [1], "rate": 0.1}], "values are"),
-        ([{"learning_rate": 1.0, "rate": 0.1}, {"rate": 0.1}], "has no learning_rate"),
         ([{"learning_rate": 1.0, "rate": 0.1, "batch_size": 51}], "batch_size is 51"),
         ([{"learning_rate": 1.0, "rate": 0.1, "seed": -2}], "seed is -2"),
         ({"learning_rate": 1.0}, "give a list"),
