@@ -285,7 +285,7 @@ def mixes_examples(probe: Probe, lanes: tuple[LaneHParam, ...]) -> bool:
             variables, hp, x, train=True, key=key, mask=mask
         )
         value, weight = per_example(
-            probe.functions.loss, "loss", outputs, y, Probe.SIZE
+            probe.functions.loss, "loss", outputs, y, hp, Probe.SIZE
         )
         real_rows = jax.tree.map(lambda leaf: leaf[:real], outputs)
         return real_rows, mean_parts(value, weight, mask), model_state

@@ -229,7 +229,7 @@ def update(
         variables = {"params": params, **state.model_state}
         outputs, model_state = _apply(functions, variables, hp, x, True, key, mask)
         batch = jax.tree.leaves(x)[0].shape[0]
-        value, weight = per_example(functions.loss, "loss", outputs, y, batch)
+        value, weight = per_example(functions.loss, "loss", outputs, y, hp, batch)
         parts = mean_parts(value, weight, mask)
         return weighted_mean(*parts), (model_state, parts)
 
@@ -341,7 +341,7 @@ def metric_parts(
         outputs, _ = _apply(functions, variables, hp, x, False, key, mask)
         batch = jax.tree.leaves(x)[0].shape[0]
         return {
-            name: mean_parts(*per_example(function, name, outputs, y, batch), mask)
+            name: mean_parts(*per_example(function, name, outputs, y, hp, batch), mask)
             for name, function in (("loss", functions.loss), *functions.metrics)
         }
 

@@ -25,7 +25,8 @@ RESERVED = frozenset({
 # fmt: on
 """What the rows of a trial's history and table hold besides its metrics."""
 
-PerExample = Callable[[Any, Any], Any]
+PerExample = Callable[..., Any]
+"""A loss or metric: `f(outputs, labels)` or `f(outputs, labels, hp)`."""
 
 
 class Functions(NamedTuple):
@@ -37,7 +38,8 @@ class Functions(NamedTuple):
         where `new_state` holds the variables other than the params. `mask` is `[B]`
         bool, false on padding, or None where there is no padding.
       optimizer: `optimizer(hp)`, an optax transformation.
-      loss: `loss(outputs, labels)`, `[B]` or a pair of value and weight, each `[B]`.
+      loss: `loss(outputs, labels, hp)`, `[B]` or a pair of value and weight, each
+        `[B]`.
       metrics: Name and function of each metric, with the loss's signature.
     """
 
@@ -58,8 +60,13 @@ class Task:
         padding, None without padding) where it has that one.
       optimizer: `optimizer(hp) -> optax.GradientTransformation`.
       dataset: The data.
-      loss: One value per example, `[B]`, or `(value, weight)`, each `[B]`; the loss
-        of a batch is `sum(value * weight) / sum(weight)`.
+      loss: `loss(outputs, labels)`: one value per example, `[B]`, or
+        `(value, weight)`, each `[B]`; the loss of a batch is
+        `sum(value * weight) / sum(weight)`. With a third positional parameter
+        without a default, or a parameter named `hp`, it is given the hparams as
+        well, so that a label smoothing, say, can differ between lanes. The same
+        function is the validation loss: of trials whose losses differ, compare
+        another metric.
       metrics: Name -> function with the loss's signature. `"loss"` is always there.
       batch_size: Used unless a trial's hparams name one.
       eval_batch_size: Examples evaluated at once; about 512 if None.
@@ -157,14 +164,15 @@ class Task:
                     f"metrics holds {name!r}, which names something else in results; "
                     "give the metric another name"
                 )
-        for name, metric in metrics.items():
-            _callable(f"metrics[{name!r}]", metric)
         self.functions = Functions(
             init,
             apply,
             _callable("optimizer", optimizer),
-            _callable("loss", loss),
-            tuple(metrics.items()),
+            _given_hparams("loss", loss),
+            tuple(
+                (name, _given_hparams(f"metrics[{name!r}]", metric))
+                for name, metric in metrics.items()
+            ),
         )
         self.dataset = dataset
         self.batch_size = check_batch_size(batch_size, dataset.num_train)
@@ -208,9 +216,22 @@ def check_batch_size(
 
 
 def per_example(
-    function: PerExample, name: str, outputs: PyTree, labels: PyTree, batch: int
+    function: PerExample,
+    name: str,
+    outputs: PyTree,
+    labels: PyTree,
+    hp: HParams,
+    batch: int,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Calls a loss or metric and checks that it gives one value per example.
+
+    Args:
+      function: A loss or metric of a task's `Functions`.
+      name: What to call it in errors.
+      outputs: The model's outputs.
+      labels: Labels, leaves `[B, ...]`.
+      hp: The trial's hparams, as bound inside the program.
+      batch: `B`.
 
     Returns:
       The values, `[B]`, and their weights, `[B]` or None.
@@ -218,7 +239,7 @@ def per_example(
     Raises:
       ValueError: If the shapes are others.
     """
-    result = function(outputs, labels)
+    result = function(outputs, labels, hp)
     value, weight = result if isinstance(result, tuple) else (result, None)
     for what, array in (("value", value), ("weight", weight)):
         if array is not None and jnp.shape(array) != (batch,):
@@ -266,6 +287,34 @@ def _callable(name: str, value: Any) -> Any:
     if not callable(value):
         raise ValueError(f"{name} is {value!r}; it must be a function")
     return value
+
+
+def _given_hparams(name: str, function: Any) -> PerExample:
+    """Returns `f(outputs, labels, hp)`, which passes on the hparams where wanted.
+
+    A third parameter with a default is an option of the function's own, as many
+    losses of optax have, and not the hparams.
+    """
+    _callable(name, function)
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # Not every function of C code has one.
+        parameters = {}
+    positional = [
+        p
+        for p in parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    if "hp" in [p.name for p in positional[:2]]:
+        raise ValueError(
+            f"{name} takes {', '.join(parameters)}; its parameters must come in the "
+            "order (outputs, labels, hp)"
+        )
+    if len(positional) > 2 and positional[2].default is inspect.Parameter.empty:
+        return function
+    if "hp" in parameters:
+        return lambda outputs, labels, hp: function(outputs, labels, hp=hp)
+    return lambda outputs, labels, hp: function(outputs, labels)
 
 
 def _from_linen(
