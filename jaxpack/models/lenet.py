@@ -7,13 +7,13 @@ maximum pooling and rectifiers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 from flax import linen as nn
 
 from jaxpack.conv import conv_general_dilated
+from jaxpack.models.layers import Activation, batch_norm
 
 
 class LeNet(nn.Module):
@@ -36,17 +36,20 @@ class LeNet(nn.Module):
     width: int = 64
     num_classes: int = 10
     dropout: Any = 0.0
-    activation: Callable[[jax.Array], jax.Array] = nn.relu
+    activation: Activation = nn.relu
     batch_norm: bool = False
 
     @nn.compact
-    def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, *, train: bool = False, mask: jax.Array | None = None
+    ) -> jax.Array:
         """Returns the scores of the classes.
 
         Args:
           x: `[B, H, W, channels]` float images.
           train: Whether dropout drops, and BatchNorm uses and keeps the statistics
             of the batch.
+          mask: `[B]` bool, false on padding, which BatchNorm leaves out; or None.
 
         Returns:
           `[B, C]` logits.
@@ -58,15 +61,16 @@ class LeNet(nn.Module):
                 use_bias=not self.batch_norm,
                 conv_general_dilated=conv_general_dilated,
             )(x)
-            x = max_pool2x2(self._activate(x, train))
+            x = max_pool2x2(self._activate(x, train, mask))
         x = x.reshape(x.shape[0], -1)
-        x = self._activate(nn.Dense(self.width, use_bias=not self.batch_norm)(x), train)
+        x = nn.Dense(self.width, use_bias=not self.batch_norm)(x)
+        x = self._activate(x, train, mask)
         x = nn.Dropout(self.dropout, deterministic=not train)(x)
         return nn.Dense(self.num_classes)(x)
 
-    def _activate(self, x: jax.Array, train: bool) -> jax.Array:
+    def _activate(self, x: jax.Array, train: bool, mask: jax.Array | None) -> jax.Array:
         if self.batch_norm:
-            x = nn.BatchNorm(use_running_average=not train)(x)
+            x = batch_norm(x, train, mask, momentum=0.99)
         return self.activation(x)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 from flax import linen as nn
+
+from jaxpack.models.layers import Activation, batch_norm
 
 
 class MLP(nn.Module):
@@ -29,17 +30,20 @@ class MLP(nn.Module):
     depth: int = 2
     num_classes: int = 10
     dropout: Any = 0.0
-    activation: Callable[[jax.Array], jax.Array] = nn.relu
+    activation: Activation = nn.relu
     batch_norm: bool = False
 
     @nn.compact
-    def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, *, train: bool = False, mask: jax.Array | None = None
+    ) -> jax.Array:
         """Returns the scores of the classes.
 
         Args:
           x: `[B, ...]` float; all further axes are flattened.
           train: Whether dropout drops, and BatchNorm uses and keeps the statistics
             of the batch.
+          mask: `[B]` bool, false on padding, which BatchNorm leaves out; or None.
 
         Returns:
           `[B, C]` logits.
@@ -48,7 +52,7 @@ class MLP(nn.Module):
         for _ in range(self.depth):
             x = nn.Dense(self.width, use_bias=not self.batch_norm)(x)
             if self.batch_norm:
-                x = nn.BatchNorm(use_running_average=not train)(x)
+                x = batch_norm(x, train, mask, momentum=0.99)
             x = self.activation(x)
             x = nn.Dropout(self.dropout, deterministic=not train)(x)
         return nn.Dense(self.num_classes)(x)
