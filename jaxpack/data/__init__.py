@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from jaxpack.data.dataset import Dataset
 from jaxpack.data.deck import deck, window_epochs
-from jaxpack.data.embedded import load
+from jaxpack.data.loading import load
 
 __all__ = ["Dataset", "deck", "load", "window_epochs"]

