@@ -21,9 +21,10 @@ import optax
 import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
+from rich.console import Console
 
 import jaxpack as jp
-from jaxpack.data import array_cache, builders, formats, guard, loading
+from jaxpack.data import array_cache, builders, formats, guard, loading, shown
 from jaxpack.data import tfds as jaxpack_tfds
 
 TRAIN, TEST = 300, 60
@@ -267,6 +268,48 @@ def test_a_download_cut_short_is_not_used(serve, home, monkeypatch):
     assert not list((home / "tfds").glob("cifar10/*"))
     monkeypatch.setattr(Handler, "cut", False)
     assert jp.data.load("tfds:cifar10").num_train == 270
+
+
+def test_progress_is_shown_in_terminals_only(serve, monkeypatch, capfd):
+    from tensorflow_datasets.core.utils import tqdm_utils
+
+    serve("cifar10")
+    monkeypatch.setattr(
+        shown, "_console", lambda: (Console(stderr=True, force_terminal=True), True)
+    )
+    jp.data.load("tfds:cifar10")
+    out, err = capfd.readouterr()
+    assert out == ""
+    for doing in ("downloading", "preparing", "reading"):
+        assert f"{doing} tfds:cifar10" in err
+    assert "Generating" not in err
+    assert tqdm_utils._active
+
+
+def test_bytes_in_a_directory(tmp_path):
+    (tmp_path / "below").mkdir()
+    for name, size in (("a", 3), ("below/b", 4)):
+        (tmp_path / name).write_bytes(bytes(size))
+    assert shown.bytes_in(tmp_path) == 7
+
+
+def test_a_set_that_another_process_prepares_meanwhile_is_taken(serve, home):
+    made = serve("mnist")
+    jp.data.load("tfds:mnist")
+    ready = home / "tfds" / "mnist" / "3.0.1"
+    away = ready.rename(home / "ready")
+    png = builders.encode_png
+
+    def and_put_back(image):
+        if away.exists():
+            away.rename(ready)
+        return png(image)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builders, "encode_png", and_put_back)
+        dataset = jp.data.load("tfds:mnist")
+    assert images_of(dataset, "test") == examples_of(*made.test)
+    assert [path.name for path in ready.parent.iterdir()] == ["3.0.1"]
 
 
 def test_a_missing_file_says_so(serve, home):

@@ -17,6 +17,7 @@ from tensorflow_datasets.core.download.checksums import UrlInfo
 from tensorflow_datasets.core.units import Size
 
 from jaxpack.data.formats import encode_png, read_cifar, read_idx, read_tar
+from jaxpack.data.shown import download_shown, shown
 
 Examples = Iterator[tuple[int, dict[str, Any]]]
 
@@ -54,7 +55,10 @@ class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     def _download(self, manager: Any) -> dict[str, pathlib.Path]:
         """Returns the paths of the downloaded files by their names."""
-        paths = manager.download({s.filename: s.url for s in self.SOURCES})
+        directory = pathlib.Path(manager.download_dir) / self.name
+        total = sum(source.size for source in self.SOURCES)
+        with download_shown(directory, total, f"downloading tfds:{self.name}"):
+            paths = manager.download({s.filename: s.url for s in self.SOURCES})
         return {name: pathlib.Path(path) for name, path in paths.items()}
 
 
@@ -111,7 +115,8 @@ class Mnist(_Builder, skip_registration=True):
         }
 
     def _generate_examples(self, images: pathlib.Path, labels: pathlib.Path):
-        pairs = zip(read_idx(images), read_idx(labels), strict=True)
+        x, y = read_idx(images), read_idx(labels)
+        pairs = shown(zip(x, y, strict=True), len(y), f"preparing tfds:{self.name}")
         for index, (image, label) in enumerate(pairs):
             yield index, {"image": io.BytesIO(encode_png(image)), "label": int(label)}
 
@@ -200,7 +205,10 @@ class Cifar10(_Builder, skip_registration=True):
     def _generate_examples(self, split: str, records: list[bytes]):
         index = 0
         for data in records:
-            for label, image in zip(*read_cifar(data, len(self.LABELS)), strict=True):
+            labels, images = read_cifar(data, len(self.LABELS))
+            pairs = zip(labels, images, strict=True)
+            text = f"preparing tfds:{self.name}"
+            for label, image in shown(pairs, len(labels), text):
                 example = dict(zip(self.LABELS, label.tolist(), strict=True))
                 name = f"{split}_{index:05d}"
                 yield (

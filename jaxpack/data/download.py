@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import pathlib
-import sys
 from collections.abc import Generator
 from typing import Any
 
-from rich.console import Console
-
 from jaxpack.data.embedded import EMBEDDED
-from jaxpack.data.prepared import DOWNLOADABLE, unknown_message
+from jaxpack.data.prepared import DOWNLOADABLE, find_prepared, unknown_message
 
 REACH_SECONDS = 10.0
 """Longest wait for the first sign of life of a server."""
@@ -52,7 +49,7 @@ def download_and_prepare(name: str, root: pathlib.Path) -> None:
     )
     url = builder_class.SOURCES[0].url
     try:
-        with _shown_in_terminals_only(), _no_retries_unless_reached(url):
+        with _silent_tfds(), _no_retries_unless_reached(url):
             builder = builder_class(data_dir=root, file_format="array_record")
             builder.download_and_prepare(
                 file_format="array_record", download_config=config
@@ -71,20 +68,25 @@ def download_and_prepare(name: str, root: pathlib.Path) -> None:
             f"a file of tfds:{base} is not the one that TFDS knows, so it has been cut "
             f"short or replaced on its way, and is not used; try again. {error}"
         ) from error
+    except OSError:
+        # Another process may have prepared it meanwhile: then its place is taken.
+        if find_prepared(name, root) is None:
+            raise
 
 
 @contextlib.contextmanager
-def _shown_in_terminals_only() -> Generator[None]:
-    """Shows TFDS's progress in terminals and notebooks, and nothing elsewhere."""
+def _silent_tfds() -> Generator[None]:
+    """Silences TFDS's own progress, in whose place the builders show theirs."""
     import tensorflow_datasets as tfds
+    from tensorflow_datasets.core.utils import tqdm_utils
 
-    console = Console(stderr=True)
-    shown = console.is_terminal or console.is_jupyter
-    if not shown:
-        tfds.disable_progress_bar()
-    # Its messages go to stdout, which is the user's.
-    with contextlib.redirect_stdout(sys.stderr if shown else io.StringIO()):
-        yield
+    active = getattr(tqdm_utils, "_active", True)
+    tfds.disable_progress_bar()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        tfds.display_progress_bar(active)
 
 
 @contextlib.contextmanager

@@ -10,12 +10,10 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import track
 
 from jaxpack.data import array_cache
 from jaxpack.data.dataset import Dataset
@@ -29,6 +27,7 @@ from jaxpack.data.prepared import (
     default_data_dir,
     find_prepared,
 )
+from jaxpack.data.shown import shown
 
 VALIDATION = 0.1
 """The part of the train split that validates, where TFDS has no validation split."""
@@ -157,7 +156,7 @@ def _write_arrays(
 
     def fill(arrays: dict[str, np.ndarray]) -> None:
         total = sum(counts.values())
-        for split, index, example in _shown(examples(), total, f"reading {name}"):
+        for split, index, example in shown(examples(), total, f"reading {name}"):
             arrays[f"{split}_x"][index] = decode_image(example[image], shape, size)
             arrays[f"{split}_y"][index] = example[label]
 
@@ -198,15 +197,6 @@ def _image_shape(
             f"the images of {name} differ in size; give image_size=(height, width)"
         )
     return height, width, channels or 3
-
-
-def _shown(examples: Iterable[Any], total: int, text: str) -> Iterable[Any]:
-    """Shows in terminals and notebooks how far a loop is."""
-    console = Console(stderr=True)
-    shown = console.is_terminal or console.is_jupyter
-    return track(
-        examples, text, total, console=console, transient=True, disable=not shown
-    )
 
 
 def _check_validation(validation: Any) -> None:
