@@ -33,11 +33,11 @@ def shown(items: Iterable[Any], total: int, text: str) -> Iterable[Any]:
 def download_shown(
     directory: str | os.PathLike[str], total: int, text: str
 ) -> Generator[None]:
-    """Shows how many bytes the files in a directory have, while others write them.
+    """Shows by how many bytes a directory grows, while others write files into it.
 
     Args:
       directory: Where, which need not exist yet.
-      total: Bytes they are going to have.
+      total: Bytes it is going to grow by.
       text: What it is about.
     """
     console, seen = _console()
@@ -49,7 +49,7 @@ def download_shown(
         transient=True,
         disable=not seen,
     ) as progress:
-        progress.directory = directory
+        progress.watch(directory)
         progress.add_task(text, total=total)
         yield
 
@@ -57,13 +57,18 @@ def download_shown(
 class _Watch(Progress):
     """A bar that looks for itself whenever it is drawn."""
 
-    directory: str | os.PathLike[str] | None = None
+    _directory: str | os.PathLike[str] | None = None
+    _bytes_before = 0
+
+    def watch(self, directory: str | os.PathLike[str]) -> None:
+        self._bytes_before = bytes_in(directory)  # Failed downloads may be left.
+        self._directory = directory
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        if self.directory is not None:
+        if self._directory is not None:
             for task in self.tasks:
-                size = min(bytes_in(self.directory), int(task.total or 0))
-                self.update(task.id, completed=size)
+                grown = bytes_in(self._directory) - self._bytes_before
+                self.update(task.id, completed=min(max(grown, 0), task.total or 0))
         return super().get_renderables()
 
 
