@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxpack import executables, step, trees
 from jaxpack.data import Dataset, deck, window_epochs
-from jaxpack.engines import ADVANCE, PackSpec
+from jaxpack.engines import PackSpec
 from jaxpack.types import LaneState, PyTree
 
 SEGMENT_SECONDS = 2.0
@@ -160,7 +160,9 @@ class _Lane:
 
 
 class Pack:
-    """The states of the trials that train together on one device.
+    """The states of the trials of one program that train together on one device.
+
+    A `Bundle` advances it.
 
     Args:
       spec: What to build.
@@ -176,17 +178,13 @@ class Pack:
         self.seed = np.uint32(seed)
         self.live: dict[int, _Lane] = {}
         self.usage = Usage()
-        self._seconds_per_step: float | None = None
         width = spec.lane_axis
         self._lane_avals = step.lane_avals(spec.program.lane_hparams)
         self._hparams_avals = step.lane_avals(spec.program.lane_hparams, width)
         self._states_avals = trees.avals(spec.state, width)
         self._hparams = trees.zeros(self._hparams_avals)
-        self._states: PyTree = None
-        if width is not None:
-            self._states = jax.device_put(trees.zeros(self._states_avals), feed.device)
-            # Should memory not suffice for a step, this finds out without a trial.
-            self.run(0, self.feed.deck(0))
+        # An empty lane's target is 0: it is not trained.
+        self._states = jax.device_put(trees.zeros(self._states_avals), feed.device)
 
     @property
     def order(self) -> tuple[float, ...]:
@@ -217,35 +215,47 @@ class Pack:
         self.live[lane] = _Lane(ready, ready.step, list(ready.stops))
         self._use(swaps=1)
 
-    def advance(self) -> None:
-        """Trains to the next stop of any lane, or for a segment's longest time."""
-        spe = self.spec.program.steps_per_epoch
-        running = {i: lane for i, lane in self.live.items() if not lane.due}
-        if not running:
-            return
-        first_step = min(lane.step for lane in running.values())
-        deck, first = self.feed.deck(first_step // spe)
-        end = (first + deck.shape[0]) * spe
-        running = {i: lane for i, lane in running.items() if lane.step < end}
-        steps = min(min(x.stops[0], end) - x.step for x in running.values())
-        steps = min(steps, self._longest_segment())
-        assert steps > 0, "a lane is past its next stop"
-        _ = self._advance  # Compiled before the clock starts.
-        start = time.perf_counter()
-        bad = self.run(steps, (deck, first))
-        seconds = time.perf_counter() - start
-        self._seconds_per_step = seconds / steps
+    @property
+    def running(self) -> list[_Lane]:
+        """The lanes that have not got to where they are evaluated."""
+        return [lane for lane in self.live.values() if not lane.due]
+
+    @property
+    def arguments(self) -> tuple[LaneState, dict[str, Any]]:
+        """The lanes' states and hparams, as a program takes them."""
+        return self._states, self._hparams
+
+    @property
+    def argument_avals(self) -> tuple[PyTree, PyTree]:
+        """Shapes and dtypes of `arguments`."""
+        return self._states_avals, self._hparams_avals
+
+    def replace(self, states: LaneState) -> None:
+        """Takes the lanes' new states, as a program has returned them."""
+        self._states = states
+
+    def book(self, steps: int, end: int, seconds: float) -> None:
+        """Books a segment that the states have been through.
+
+        Args:
+          steps: Its steps.
+          end: The epoch at whose start the deck on the device ends.
+          seconds: What it took, for each lane that was trained.
+        """
+        end *= self.spec.program.steps_per_epoch
+        bad = np.atleast_1d(self._states.first_bad_step)
+        running = {i: x for i, x in self.live.items() if not x.due and x.step < end}
         before = sum(lane.step for lane in running.values())
         for i, lane in running.items():
-            lane.seconds += seconds / len(running)
+            lane.seconds += seconds
             lane.step += steps
             if bad[i] >= 0:
                 lane.first_bad_step = int(bad[i])
                 lane.step = lane.first_bad_step + 1
         self._use(
             lane_steps=sum(lane.step for lane in running.values()) - before,
-            computed=steps * self.spec.num_lanes,
-            train_seconds=seconds,
+            computed=steps * self.spec.num_lanes if running else 0,
+            train_seconds=seconds * len(running),
         )
 
     def drain(self) -> list[Reading]:
@@ -283,18 +293,6 @@ class Pack:
             going_on = {"state": state, "step": lane.step, "stops": tuple(lane.stops)}
             rescued.append(lane.ready._replace(**going_on))
         return rescued
-
-    def run(self, steps: int, deck: tuple[jax.Array, int]) -> np.ndarray:
-        """Advances all lanes and waits; their first bad steps, `[N]` int32."""
-        self._states = self._advance(
-            self._states,
-            self._hparams,
-            self.feed.train,
-            deck[0],
-            np.int32(deck[1]),
-            np.int32(steps),
-        )
-        return np.atleast_1d(self._states.first_bad_step)
 
     def _evaluated(self, i: int, lane: _Lane) -> tuple[LaneState, dict[str, Any]]:
         """A lane's state and metrics, on the device; nothing waits for them here."""
@@ -334,11 +332,6 @@ class Pack:
             lane.stops.pop(0)
         return reading
 
-    def _longest_segment(self) -> int:
-        if self._seconds_per_step is None:
-            return FIRST_SEGMENT
-        return max(1, int(SEGMENT_SECONDS / self._seconds_per_step))
-
     def _use(self, **amounts: float) -> None:
         used = {name: getattr(self.usage, name) + n for name, n in amounts.items()}
         self.usage = self.usage._replace(**used)
@@ -364,22 +357,6 @@ class Pack:
     @functools.cached_property
     def _take(self) -> Callable[..., LaneState]:
         return self._compiled("take", trees.take, (self._states_avals, _INT), None)
-
-    @functools.cached_property
-    def _advance(self) -> Callable[..., LaneState]:
-        program, engine = self.spec.program, self.spec.engine
-        window = (self.feed.window, self.feed.num_examples)
-        arguments = (
-            self._states_avals,
-            self._hparams_avals,
-            trees.avals(self.feed.train),
-            jax.ShapeDtypeStruct(window, np.int32),
-            _INT,
-            _INT,
-        )
-        function = functools.partial(ADVANCE[engine], program)
-        name = f"advance_{engine}"
-        return self._compiled(name, function, arguments, program, donate=(0,))
 
     @functools.cached_property
     def _evaluate(self) -> Callable[..., dict[str, jax.Array]]:

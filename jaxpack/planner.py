@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxpack import trees
+from jaxpack.combine import MOST_FUSED, filled, partition
 from jaxpack.detect import (
     Detection,
     Finding,
@@ -21,7 +22,7 @@ from jaxpack.detect import (
     kind_of,
 )
 from jaxpack.dimensions import Dimension, Uniform
-from jaxpack.engines import ADVANCE, PackSpec
+from jaxpack.engines import ADVANCE, ENGINES, PackSpec
 from jaxpack.space import Space
 from jaxpack.task import Task
 from jaxpack.tune import measure
@@ -34,6 +35,8 @@ FLOPS = 5e10
 """What a worker may be expected to compute a second."""
 WORTH_MEASURING = 30.0
 """Seconds of expected work from which the engines are measured: some 20 compiles."""
+WORTH_FUSING = 120.0
+"""The same for fusing unlike packs, which takes a compile for each of them again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +51,8 @@ class PlannedPack:
       flops: Of one training step, at least.
       reason: Why this engine and width.
       measured: Candidates and their microseconds a lane-step, where measured.
+      fused: The packs that share this one's program, itself included; empty where it
+        has a program of its own.
     """
 
     spec: PackSpec
@@ -57,6 +62,17 @@ class PlannedPack:
     flops: float
     reason: str
     measured: tuple[tuple[str, float], ...] = ()
+    fused: tuple[PackSpec, ...] = ()
+
+    @property
+    def engine(self) -> str:
+        """The engine that advances it."""
+        return "fused" if self.fused else self.spec.engine
+
+    @property
+    def num_lanes(self) -> int:
+        """Lanes of its program."""
+        return sum(spec.num_lanes for spec in self.fused or (self.spec,))
 
     @property
     def lane_bytes(self) -> int:
@@ -67,8 +83,8 @@ class PlannedPack:
         """The pack as a plain record, for tables and files."""
         return {
             "static": dict(self.key),
-            "engine": self.spec.engine,
-            "lanes": self.spec.num_lanes,
+            "engine": self.engine,
+            "lanes": self.num_lanes,
             "trials": len(self.trial_ids),
             "params": self.num_params,
             "lane_bytes": self.lane_bytes,
@@ -99,6 +115,11 @@ class Plan:
         return self._packs_by_trial[trial_id]
 
     @property
+    def fused(self) -> dict[PackSpec, tuple[PackSpec, ...]]:
+        """For each pack that shares its program with others, all of that program's."""
+        return {pack.spec: pack.fused for pack in self.packs if pack.fused}
+
+    @property
     def _packs_by_trial(self) -> dict[int, PackSpec]:
         if "_by_trial" not in self.__dict__:
             by_trial = {i: p.spec for p in self.packs for i in p.trial_ids}
@@ -116,13 +137,19 @@ class Plan:
             if finding.line:
                 lines.append(f"  {'':<{names}}            {_short(finding.line)}")
         total = sum(len(pack.trial_ids) for pack in self.packs)
-        programs = "program" if len(self.packs) == 1 else "programs"
-        lines.append(f"{len(self.packs)} {programs} for {total} trials")
+        programs = list(dict.fromkeys(p.fused or (p.spec,) for p in self.packs))
+        count = f"{len(programs)} program{'s' * (len(programs) != 1)}"
+        lines.append(f"{count} for {total} trials")
         for pack in self.packs:
             key = ", ".join(f"{name}={value}" for name, value in pack.key) or "all"
             lanes = f" x {pack.spec.num_lanes}" if pack.spec.num_lanes > 1 else ""
+            engine = f"{pack.spec.engine}{lanes}"
+            if pack.fused:
+                share = pack.fused.count(pack.spec) * pack.spec.num_lanes
+                number = programs.index(pack.fused) + 1
+                engine = f"fused, {share} of {pack.num_lanes} lanes of program {number}"
             lines.append(
-                f"  {key}: {len(pack.trial_ids)} trials, {pack.spec.engine}{lanes}, "
+                f"  {key}: {len(pack.trial_ids)} trials, {engine}, "
                 f"{pack.num_params:,} params, {_bytes(pack.lane_bytes)} a lane"
             )
         for reason in dict.fromkeys(pack.reason for pack in self.packs):
@@ -156,8 +183,8 @@ def plan(
       total_steps: Each trial's schedule horizon, in steps.
       expected_steps: How many steps each trial may be expected to train; nothing is
         measured where this is not known.
-      engine: "packed", "solo" or "auto".
-      max_lanes: Widest pack allowed.
+      engine: "packed", "solo", "fused" or "auto".
+      max_lanes: Widest pack allowed; for "fused", the most trials of one program.
       workers: Worker threads; a core each on a CPU, one a device elsewhere.
 
     Raises:
@@ -174,6 +201,10 @@ def plan(
         _pack(group, choice, _width(group, choice.engine, devices, max_lanes))
         for group, choice in zip(groups, choices, strict=True)
     ]
+    if engine == "fused":
+        packs = _fused_as_asked(packs, groups, devices, max_lanes or MOST_FUSED)
+    elif engine == "auto":
+        packs = _fused_where_faster(task, packs, groups, devices, max_lanes)
     merged = _merge_findings([group.detection.findings for group in groups])
     _warn(merged, packs, len(trials))
     return Plan(tuple(packs), merged, devices, failed)
@@ -230,7 +261,7 @@ def _num_cores() -> int:
 
 
 def _check(engine: str, max_lanes: int | None, workers: int | None) -> None:
-    engines = ("auto", *ADVANCE)
+    engines = ("auto", *ENGINES)
     if engine not in engines:
         raise ValueError(f"engine is {engine!r}; it must be one of {engines}")
     for name, value in (("max_lanes", max_lanes), ("workers", workers)):
@@ -375,6 +406,12 @@ def _choose(
     Groups of one family share a choice. It is measured, on the group with the most
     work, only where the work ahead is long enough for that to pay.
     """
+    if engine == "fused":
+        reason = (
+            "fused, as asked for: trials side by side in one program, which takes as "
+            "long to compile as all of theirs"
+        )
+        return [_Choice("solo", reason)] * len(groups)
     if engine != "auto":
         return [_Choice(engine, "as asked for")] * len(groups)
     families: dict[Any, list[_Group]] = {}
@@ -411,24 +448,81 @@ def _fastest(
     """The engine that measures fastest; the usual one unless it loses by a tenth."""
     detection = group.detection
     widths = {name: _width(group, name, devices, max_lanes) for name in ADVANCE}
-    specs = [
-        PackSpec(detection.program, name, width, detection.state)
+    candidates = [
+        (PackSpec(detection.program, name, width, detection.state),)
         for name, width in widths.items()
         if name == "solo" or width > 1
     ]
-    if len(specs) < 2:
+    if len(candidates) < 2:
         return usual
-    seconds = measure(task.dataset, detection, group.trials[0], specs, devices)
-    by_engine = {spec.engine: time for spec, time in seconds.items()}
+    trials = {detection.program: group.trials[0]}
+    seconds = measure(task.dataset, trials, candidates, devices)
+    by_engine = {spec.engine: time for (spec,), time in seconds.items()}
     best = min(by_engine, key=lambda name: by_engine[name])
     if by_engine[best] > 0.9 * by_engine[usual.engine]:
         best = usual.engine
     figures = tuple(
         (f"{spec.engine} x {spec.num_lanes}", round(time * 1e6, 2))
-        for spec, time in seconds.items()
+        for (spec,), time in seconds.items()
     )
     shown = ", ".join(f"{name} {us:.4g} us" for name, us in figures)
     return _Choice(best, f"{best}, by measurement; a lane-step: {shown}", figures)
+
+
+def _fused_as_asked(
+    packs: Sequence[PlannedPack],
+    groups: Sequence[_Group],
+    devices: Sequence[jax.Device],
+    most: int,
+) -> list[PlannedPack]:
+    """Shares all packs out among fused programs of up to `most` trials each."""
+    fused = list(packs)
+    trials = [len(group.trials) for group in groups]
+    for part in partition([group.steps for group in groups], most):
+        numbers = filled(part, trials, most, len(devices))
+        members = tuple(packs[i].spec for i in numbers)
+        for i in part:
+            fused[i] = dataclasses.replace(packs[i], fused=members)
+    return fused
+
+
+def _fused_where_faster(
+    task: Task,
+    packs: Sequence[PlannedPack],
+    groups: Sequence[_Group],
+    devices: Sequence[jax.Device],
+    max_lanes: int | None,
+) -> list[PlannedPack]:
+    """Fuses packs that measure faster together than one after the other.
+
+    Measured only where the work ahead is long enough for that to pay. Members take
+    their steps together, so what counts is the time of one step of each.
+    """
+    fused = list(packs)
+    for part in partition([group.steps for group in groups], MOST_FUSED):
+        members = tuple(packs[i].spec for i in part)
+        lanes = sum(spec.num_lanes for spec in members)
+        work = sum(groups[i].detection.flops * groups[i].steps for i in part)
+        worth = work / FLOPS / len(devices) > WORTH_FUSING
+        if len(set(members)) < 2 or not worth or lanes > (max_lanes or lanes):
+            continue
+        apart = [(spec,) for spec in members]
+        trials = {groups[i].detection.program: groups[i].trials[0] for i in part}
+        seconds = measure(task.dataset, trials, [*apart, members], devices)
+        alone = sum(seconds[one] * one[0].num_lanes for one in apart)
+        together = seconds[members] * lanes
+        wins = together < 0.9 * alone
+        shown = f"{together * 1e6:.4g} us together, {alone * 1e6:.4g} us alone"
+        reason = f"{'' if wins else 'not '}fused, by measurement; a step each: {shown}"
+        figure = (f"fused of {len(members)}", round(seconds[members] * 1e6, 2))
+        for i in part:
+            fused[i] = dataclasses.replace(
+                packs[i],
+                reason=f"{packs[i].reason}; {reason}",
+                measured=(*packs[i].measured, figure),
+                fused=members if wins else (),
+            )
+    return fused
 
 
 def _merge_findings(groups: Sequence[Sequence[Finding]]) -> tuple[Finding, ...]:

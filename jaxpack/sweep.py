@@ -168,8 +168,9 @@ def sweep(
       mode: "min" or "max"; told from the metric's name if None.
       seed: Fixes the trials, their weights, dropout masks and the order of the data.
       directory: Where `sweep.json` and `journal.jsonl` are written, if anywhere.
-      engine: "packed", "solo", or "auto" for what suits the device.
-      max_lanes: Widest pack allowed.
+      engine: "packed", "solo", "fused", or "auto" for what suits the device.
+      max_lanes: Widest pack allowed; for "fused", the most trials of one program,
+        4 if None.
       workers: Worker threads; a core each on a CPU, one a device elsewhere.
       max_seconds: Ends the sweep after so long.
       target: Ends the sweep once a trial's score is as good.
@@ -218,7 +219,7 @@ def sweep(
         run.ledger = Ledger(trials, metric, mode, keep)
         run.store, run.on_record = store, on_record
         try:
-            with Pool(task.dataset, seed, longest, made.workers) as pool:
+            with Pool(task.dataset, seed, longest, made.workers, made.fused) as pool:
                 run.drive(pool, shown, max_seconds, target)
                 run.evaluate_winner(pool)
                 result = run.result(pool, seed)

@@ -53,10 +53,11 @@ def train(
       steps: The same in steps. Exactly one of `epochs` and `steps` is given.
       horizon: The `hp.total_steps` that schedules see, in the same unit and before
         the conversion to steps; how long the trial trains if None.
-      engine: "packed", "solo", or "auto" for what suits the device.
+      engine: "packed", "solo", "fused", or "auto" for what suits the device.
       seed: Fixes the weights, the dropout masks and the order of the data; 0 if
         None, or for trials that go on, the seed they have been trained with.
-      max_lanes: Widest pack allowed.
+      max_lanes: Widest pack allowed; for "fused", the most trials of one program,
+        4 if None.
       workers: Worker threads; a core each on a CPU, one a device elsewhere.
       metric: What `score` is; the task's first metric if None.
       mode: "min" or "max"; told from the metric's name if None.
@@ -125,7 +126,7 @@ def train(
         if trial.trial_id not in made.failed
     ]
     longest = max(-(-t // spe) for t, spe in zip(targets, spes, strict=True))
-    with Pool(task.dataset, seed, longest, made.workers) as pool:
+    with Pool(task.dataset, seed, longest, made.workers, made.fused) as pool:
         pool.submit(ready)
         running = {r.trial_id for r in ready}
         while running:

@@ -6,17 +6,18 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
 
 from jaxpack import executables, step
+from jaxpack.bundle import Bundle
 from jaxpack.data import Dataset
-from jaxpack.detect import Detection
 from jaxpack.engines import PackSpec
-from jaxpack.pack import Feed, Pack, Ready
+from jaxpack.pack import Feed, Ready
+from jaxpack.step import Program
 from jaxpack.types import Trial
 
 ROUNDS = 3
@@ -26,12 +27,11 @@ ROUND_SECONDS = 0.15
 
 def measure(
     dataset: Dataset,
-    detection: Detection,
-    trial: Trial,
-    specs: Sequence[PackSpec],
+    trials: Mapping[Program, Trial],
+    candidates: Sequence[tuple[PackSpec, ...]],
     devices: Sequence[jax.Device],
-) -> dict[PackSpec, float]:
-    """Trains copies of one trial in each candidate, every worker busy at once.
+) -> dict[tuple[PackSpec, ...], float]:
+    """Trains copies of a trial in every lane of each candidate, every worker busy.
 
     The candidates take turns, warm and blocked, whole training steps with the data
     on the device; the median of the rounds counts. What is found is kept on disk, so
@@ -39,66 +39,75 @@ def measure(
 
     Args:
       dataset: The data.
-      detection: The trial's program.
-      trial: The trial.
-      specs: The candidates.
+      trials: A trial of each program.
+      candidates: Each a pack, or several that share a program.
       devices: The device of each worker.
 
     Returns:
       Seconds a lane-step takes, by candidate, with all workers together.
     """
-    name = _name(detection, specs, devices)
+    name = _name(candidates, devices)
     known = _read(name)
-    if known is not None and len(known) == len(specs):
-        return dict(zip(specs, known, strict=True))
+    if known is not None and len(known) == len(candidates):
+        return dict(zip(candidates, known, strict=True))
     # As many epochs as keep the trials running throughout.
-    epochs = -(-4096 // detection.program.steps_per_epoch)
+    spe = min(program.steps_per_epoch for program in trials)
+    epochs = -(-4096 // spe)
     feeds = {device: Feed(dataset, 0, epochs, device) for device in set(devices)}
-    limit = epochs * detection.program.steps_per_epoch // (ROUNDS + 2)
-    packs = {
-        spec: [_filled(spec, feeds[device], detection, trial) for device in devices]
-        for spec in specs
+    limit = epochs * spe // (ROUNDS + 2)
+    bundles = {
+        members: [_filled(members, feeds[device], trials) for device in devices]
+        for members in candidates
     }
-    times: dict[PackSpec, list[float]] = {spec: [] for spec in specs}
+    times: dict[tuple[PackSpec, ...], list[float]] = {m: [] for m in candidates}
     with ThreadPoolExecutor(len(devices)) as threads:
         steps = {}
-        for spec in specs:
-            _run(threads, packs[spec], 1)
-            once = _run(threads, packs[spec], 1)
-            steps[spec] = max(1, min(limit, int(ROUND_SECONDS / once)))
+        for members in candidates:
+            _run(threads, bundles[members], 1)
+            once = _run(threads, bundles[members], 1)
+            steps[members] = max(1, min(limit, int(ROUND_SECONDS / once)))
         for _ in range(ROUNDS):
-            for spec in specs:
-                seconds = _run(threads, packs[spec], steps[spec])
-                lanes = spec.num_lanes * len(devices)
-                times[spec].append(seconds / steps[spec] / lanes)
-    found = {spec: statistics.median(times[spec]) for spec in specs}
+            for members in candidates:
+                seconds = _run(threads, bundles[members], steps[members])
+                lanes = sum(spec.num_lanes for spec in members) * len(devices)
+                times[members].append(seconds / steps[members] / lanes)
+    found = {members: statistics.median(times[members]) for members in candidates}
     _write(name, list(found.values()))
     return found
 
 
-def _filled(spec: PackSpec, feed: Feed, detection: Detection, trial: Trial) -> Pack:
-    """A pack whose lanes all train the same trial, without an end."""
-    values = dict(trial.hparams) | dict(detection.program.static)
-    values.setdefault("total_steps", 2**20)
-    pack = Pack(spec, feed, 0, executables.CompileLog())
-    lane = step.lane_values(detection.program.lane_hparams, values)
-    for i in range(spec.num_lanes):
-        pack.put(Ready((i,), i, spec, lane, i, None, 0, (2**30,)))
-    return pack
+def _filled(
+    members: tuple[PackSpec, ...], feed: Feed, trials: Mapping[Program, Trial]
+) -> Bundle:
+    """Packs whose lanes all train their program's trial, without an end."""
+    bundle = Bundle(members, feed, 0, executables.CompileLog())
+    for spec, free in bundle.free.items():
+        program = spec.program
+        values = dict(trials[program].hparams) | dict(program.static)
+        values.setdefault("total_steps", 2**20)
+        lane = step.lane_values(program.lane_hparams, values)
+        for i in range(free):
+            bundle.put(Ready((i,), i, spec, lane, i, None, 0, (2**30,)))
+    return bundle
 
 
-def _run(threads: ThreadPoolExecutor, packs: Sequence[Pack], steps: int) -> float:
+def _run(threads: ThreadPoolExecutor, bundles: Sequence[Bundle], steps: int) -> float:
     start = time.perf_counter()
-    list(threads.map(lambda pack: pack.run(steps, pack.feed.deck(0)), packs))
+    list(threads.map(lambda bundle: bundle.run(steps, bundle.feed.deck(0)), bundles))
     return time.perf_counter() - start
 
 
 def _name(
-    detection: Detection, specs: Sequence[PackSpec], devices: Sequence[jax.Device]
+    candidates: Sequence[tuple[PackSpec, ...]], devices: Sequence[jax.Device]
 ) -> str:
-    candidates = ",".join(f"{spec.engine}{spec.num_lanes}" for spec in specs)
-    kind = f"{devices[0].device_kind} x{len(devices)}"
-    return f"{kind} | {detection.program.fingerprint} | {candidates}"
+    described = ", ".join(
+        "+".join(
+            f"{spec.engine}{spec.num_lanes} {spec.program.fingerprint}"
+            for spec in members
+        )
+        for members in candidates
+    )
+    return f"{devices[0].device_kind} x{len(devices)} | {described}"
 
 
 def _path() -> Path:

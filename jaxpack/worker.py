@@ -15,15 +15,16 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 
+from jaxpack.bundle import Bundle
 from jaxpack.data import Dataset
 from jaxpack.engines import PackSpec
 from jaxpack.executables import CompileLog, out_of_memory, settings, under
-from jaxpack.pack import Feed, Pack, Reading, Ready, Usage, as_floats, evaluation
+from jaxpack.pack import Feed, Reading, Ready, Usage, as_floats, evaluation
 from jaxpack.types import LaneState
 
 _log = logging.getLogger("jaxpack")
@@ -70,6 +71,7 @@ class Pool:
       seed: The sweep's seed, which fixes the order of the data.
       num_epochs: Epochs that the longest trial may train.
       devices: One for each worker; a device may be named more than once.
+      fused: For each pack that shares its program with others, all of that program's.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Pool:
         seed: int,
         num_epochs: int,
         devices: Sequence[jax.Device],
+        fused: Mapping[PackSpec, tuple[PackSpec, ...]] | None = None,
     ):
         self.seed = seed
         self.log = CompileLog()
@@ -88,6 +91,7 @@ class Pool:
         self._condition = threading.Condition()
         self._closed = False
         self._smaller: dict[PackSpec, PackSpec] = {}  # packs that did not fit
+        self._fused = dict(fused or {})
         self._usage: Counter[str] = Counter()
         self._steps: Counter[int] = Counter()  # lane-steps by steps an epoch
         feeds = {
@@ -180,38 +184,38 @@ class Pool:
             self._train(feed)
 
     def _train(self, feed: Feed) -> None:
-        packs: dict[PackSpec, Pack] = {}
+        packs: dict[tuple[PackSpec, ...], Bundle] = {}
         try:
             while (chosen := self._choose(packs)) is not None:
-                spec, trials = chosen
-                packs = {s: pack for s, pack in packs.items() if pack.live or s == spec}
+                members, trials = chosen
+                packs = {m: p for m, p in packs.items() if p.live or m == members}
                 try:
-                    self._advance(spec, trials, packs, feed)
+                    self._advance(members, trials, packs, feed)
                 except Exception as error:
                     if not out_of_memory(error):
                         raise
-                    pack = packs.pop(spec, None)
+                    pack = packs.pop(members, None)
                     if pack is not None:
                         self._count(pack)
                         trials += pack.rescue()
-                    self._make_do(spec, trials, error)
+                    self._make_do(members, trials, error)
         except BaseException as error:
             self._events.put(error)
 
     def _advance(
         self,
-        spec: PackSpec,
+        members: tuple[PackSpec, ...],
         trials: list[Ready],
-        packs: dict[PackSpec, Pack],
+        packs: dict[tuple[PackSpec, ...], Bundle],
         feed: Feed,
     ) -> None:
-        """Fills a pack, advances it by a segment, and hands on what is due.
+        """Fills packs, advances them by a segment, and hands on what is due.
 
-        Trials leave `trials` as they enter the pack.
+        Trials leave `trials` as they enter their pack.
         """
-        if spec not in packs:
-            packs[spec] = Pack(spec, feed, self.seed, self.log)
-        pack = packs[spec]
+        if members not in packs:
+            packs[members] = Bundle(members, feed, self.seed, self.log)
+        pack = packs[members]
         while trials:
             pack.put(trials[0])
             trials.pop(0)
@@ -222,22 +226,21 @@ class Pool:
             self._events.put(reading)
 
     def _make_do(
-        self, spec: PackSpec, trials: list[Ready], error: BaseException
+        self,
+        members: tuple[PackSpec, ...],
+        trials: list[Ready],
+        error: BaseException,
     ) -> None:
-        """Puts trials whose pack did not fit into memory into one half as wide.
+        """Puts trials whose packs did not fit into memory into half as many lanes.
 
         A trial that does not fit even alone has failed.
         """
-        if spec.num_lanes > 1:
-            narrower = dataclasses.replace(spec, num_lanes=spec.num_lanes // 2)
+        lanes = sum(spec.num_lanes for spec in members)
+        if lanes > 1:
             with self._condition:
-                self._smaller.setdefault(spec, narrower)
+                self._halve(members)
                 waiting, self._ready = self._ready, []
-            _log.warning(
-                "out of memory with %d lanes: going on with %d",
-                spec.num_lanes,
-                narrower.num_lanes,
-            )
+            _log.warning("out of memory with %d lanes: going on with half", lanes)
             self.submit([*trials, *waiting])
             return
         for trial in trials:
@@ -255,36 +258,69 @@ class Pool:
                 )
             )
 
+    def _halve(self, members: tuple[PackSpec, ...]) -> None:
+        """Has half of the packs, or a pack half as wide, in the place of these."""
+        if len(members) == 1:
+            (spec,) = members
+            narrower = dataclasses.replace(spec, num_lanes=spec.num_lanes // 2)
+            self._smaller.setdefault(spec, narrower)
+            return
+        middle = len(members) // 2
+        for half in (members[:middle], members[middle:]):
+            for spec in half:
+                if self._members(spec) == members:  # No other worker has halved it.
+                    self._fused[spec] = half
+
+    def _members(self, spec: PackSpec) -> tuple[PackSpec, ...]:
+        """The packs that are advanced together with this one."""
+        return self._fused.get(spec, (spec,))
+
     def _fitting(self, spec: PackSpec) -> PackSpec:
         while spec in self._smaller:
             spec = self._smaller[spec]
         return spec
 
     def _choose(
-        self, packs: dict[PackSpec, Pack]
-    ) -> tuple[PackSpec, list[Ready]] | None:
-        """A worker's next pack, and the ready trials that go into its free lanes.
+        self, packs: dict[tuple[PackSpec, ...], Bundle]
+    ) -> tuple[tuple[PackSpec, ...], list[Ready]] | None:
+        """The packs that a worker advances next, and the ready trials they take in.
 
-        The pack that holds the first of all ready and running trials is next. Waits
-        until there is one; None when the pool is closed.
+        Those that hold the first of all ready and running trials are next. Waits
+        until there are any; None when the pool is closed.
         """
         with self._condition:
             while not self._closed:
-                choices = [(ready.order, ready.pack) for ready in self._ready[:1]]
-                choices += [(p.order, spec) for spec, p in packs.items() if p.live]
+                choices = [(r.order, self._members(r.pack)) for r in self._ready[:1]]
+                choices += [(p.order, m) for m, p in packs.items() if p.live]
                 if choices:
-                    _, spec = min(choices, key=lambda choice: choice[0])
-                    free = packs[spec].num_free if spec in packs else spec.num_lanes
-                    chosen = [r for r in self._ready if r.pack == spec][:free]
-                    taken = {ready.trial_id for ready in chosen}
-                    self._ready = [r for r in self._ready if r.trial_id not in taken]
-                    return spec, chosen
+                    _, members = min(choices, key=lambda choice: choice[0])
+                    free = packs[members].free if members in packs else _lanes(members)
+                    return members, self._take(free)
                 self._condition.wait()
         return None
 
-    def _count(self, pack: Pack) -> None:
+    def _take(self, free: Counter[PackSpec]) -> list[Ready]:
+        """The first ready trials that fit into free lanes; they are not ready then."""
+        taken, left = [], []
+        for ready in self._ready:
+            fits = free[ready.pack] > 0
+            free[ready.pack] -= fits
+            (taken if fits else left).append(ready)
+        self._ready = left
+        return taken
+
+    def _count(self, bundle: Bundle) -> None:
         with self._condition:
-            self._usage.update(pack.usage._asdict())
-            spe = pack.spec.program.steps_per_epoch
-            self._steps[spe] += pack.usage.lane_steps
-        pack.usage = Usage()
+            for pack in bundle.packs:
+                self._usage.update(pack.usage._asdict())
+                spe = pack.spec.program.steps_per_epoch
+                self._steps[spe] += pack.usage.lane_steps
+                pack.usage = Usage()
+
+
+def _lanes(members: Sequence[PackSpec]) -> Counter[PackSpec]:
+    """Lanes by the pack that a trial has to fit into."""
+    lanes: Counter[PackSpec] = Counter()
+    for spec in members:
+        lanes[spec] += spec.num_lanes
+    return lanes

@@ -12,7 +12,7 @@ from tiny import CNN, MLP
 
 import jaxpack as jp
 
-ENGINES = ("packed", "solo")
+ENGINES = ("packed", "solo", "fused")
 
 # Each as a function of the learning rate, with the tolerance of its family.
 OPTIMIZERS = {

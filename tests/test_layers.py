@@ -23,10 +23,11 @@ LAYERS = (
         "optimizers",
         "schedules",
         "metrics",
-    },
+    }
+    | {"combine"},
     {"task", "step", "probe", "detect"},
     {"engines"},
-    {"executables", "planner", "tune", "pack", "worker", "store"},
+    {"executables", "planner", "tune", "pack", "bundle", "worker", "store"},
     {"ledger", "sweep", "train", "explain", "report", "progress"},
 )
 LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names}
@@ -49,9 +50,13 @@ SIDEWAYS = {
     ("detect", "step"),
     ("detect", "task"),
     ("pack", "executables"),
+    ("bundle", "executables"),
+    ("bundle", "pack"),
+    ("tune", "bundle"),
     ("tune", "executables"),
     ("tune", "pack"),
     ("planner", "tune"),
+    ("worker", "bundle"),
     ("worker", "executables"),
     ("worker", "pack"),
     ("train", "ledger"),
@@ -65,7 +70,7 @@ SIDEWAYS = {
     ("explain", "train"),
 }
 
-HOST_ONLY = {"dimensions", "space", "schedulers", "policies"}
+HOST_ONLY = {"dimensions", "space", "schedulers", "policies", "combine"}
 ACCELERATOR = {"jax", "jaxlib", "flax", "optax", "chex", "orbax"}
 
 MODULES = sorted(

@@ -56,8 +56,9 @@ def test_packs_are_no_wider_than_needed(
 def test_the_fastest_engine_is_taken_where_work_is_long(
     tiny_dataset, monkeypatch, solo, packed, engine
 ):
-    def measure(dataset, detection, trial, specs, devices):
-        return {s: {"solo": solo, "packed": packed}[s.engine] * 1e-6 for s in specs}
+    def measure(dataset, trials, candidates, devices):
+        seconds = {"solo": solo * 1e-6, "packed": packed * 1e-6}
+        return {members: seconds[members[0].engine] for members in candidates}
 
     monkeypatch.setattr(planner, "measure", measure)
     (short,) = packs(tiny_dataset)

@@ -9,7 +9,7 @@ from reference import difference
 from tiny import mlp_task, space
 
 import jaxpack as jp
-from jaxpack import executables, pack
+from jaxpack import bundle, executables, pack
 
 GIVEN = [{"learning_rate": 0.1 / (i + 1), "rate": 0.3} for i in range(8)]
 
@@ -110,7 +110,7 @@ def test_what_a_worker_raises_reaches_the_caller(tiny_dataset, monkeypatch):
     def broken(self):
         raise RuntimeError("a fault in the worker")
 
-    monkeypatch.setattr(pack.Pack, "advance", broken)
+    monkeypatch.setattr(bundle.Bundle, "advance", broken)
     with pytest.raises(RuntimeError, match="a fault in the worker"):
         train(tiny_dataset)
 

@@ -40,12 +40,25 @@ def advance(
       num_steps: `[]` int32.
     """
 
+    def body(_: Any, states: LaneState) -> LaneState:
+        return step(program, states, lanes, data, deck, first_epoch)
+
+    return jax.lax.fori_loop(0, num_steps, body, states)
+
+
+def step(
+    program: Program,
+    states: LaneState,
+    lanes: Mapping[str, jax.Array],
+    data: tuple[PyTree, PyTree],
+    deck: jax.Array,
+    first_epoch: Any,
+) -> LaneState:
+    """One step of every lane that trains on; see `advance` for the arguments."""
+
     def one(state: LaneState, lane: Mapping[str, jax.Array]) -> LaneState:
         go_on = active(state, first_epoch, deck.shape[0], program.steps_per_epoch)
         new = train_step(program, state, lane, data, deck, first_epoch)
         return jax.tree.map(lambda a, b: jnp.where(go_on, a, b), new, state)
 
-    def body(_: Any, states: LaneState) -> LaneState:
-        return jax.vmap(one)(states, lanes)
-
-    return jax.lax.fori_loop(0, num_steps, body, states)
+    return jax.vmap(one)(states, lanes)
