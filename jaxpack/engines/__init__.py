@@ -74,5 +74,8 @@ def advance(
     if len(members) == 1:
         alone = ADVANCE[members[0].engine]
         return (alone(members[0].program, states[0], lanes[0], *shared),)
-    steps = [(member.program, STEP[member.engine]) for member in members]
-    return fused.advance(steps, states, lanes, *shared)
+    together = [
+        fused.Member(spec.program, STEP[spec.engine], ADVANCE[spec.engine])
+        for spec in members
+    ]
+    return fused.advance(together, states, lanes, *shared)

@@ -1,15 +1,16 @@
-"""Unlike packs side by side: each iteration of one loop steps every member.
+"""Unlike packs side by side in one program.
 
 The pack primitive of "Understanding and Optimizing Packed Neural Network Training for
 Hyper-Parameter Tuning" (Liu et al., arXiv 2002.02885) as the paper has it: unlike
-models concatenated into one program. No member depends on another within an
-iteration, so that the device is free to compute them at the same time.
+models concatenated into one program. One loop steps every member, and none depends on
+another within an iteration, so that the device is free to compute them at the same
+time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +19,23 @@ from jaxpack.step import Program, active
 from jaxpack.types import LaneState, PyTree
 
 
+class Member(NamedTuple):
+    """A pack among others in one program.
+
+    Attributes:
+      program: The program its trials share.
+      step: One step of its lanes: a function of the program, its states, its lanes,
+        the data, the deck and the first epoch.
+      advance: Its engine, for steps it takes without the others.
+    """
+
+    program: Program
+    step: Callable[..., LaneState]
+    advance: Callable[..., LaneState]
+
+
 def advance(
-    members: Sequence[tuple[Program, Callable[..., LaneState]]],
+    members: Sequence[Member],
     states: Sequence[LaneState],
     lanes: Sequence[Mapping[str, jax.Array]],
     data: tuple[PyTree, PyTree],
@@ -29,12 +45,13 @@ def advance(
 ) -> tuple[LaneState, ...]:
     """Trains every member for up to `num_steps` steps.
 
-    A member none of whose lanes trains on is passed over, and its state kept.
+    As long as each member has a lane that trains on, they step together. Then those
+    that still have one take the rest of their steps one after the other: an empty
+    member, or one whose loss is no longer finite, costs nothing.
 
     Args:
-      members: Each member's program, and the step that all its lanes take: a function
-        of the program, its states, its lanes, the data, the deck and the first epoch.
-      states: The members' states, one lane's or stacked.
+      members: The members.
+      states: Their states, one lane's or stacked.
       lanes: Their per-lane hparams, each `[]` or `[N]`.
       data: Training inputs and labels, leaves `[num_examples, ...]`, shared.
       deck: `[E, num_examples]` int32, shared.
@@ -42,21 +59,29 @@ def advance(
       num_steps: `[]` int32.
     """
 
-    def one(
-        member: tuple[Program, Callable[..., LaneState]],
-        state: LaneState,
-        lane: Mapping[str, jax.Array],
-    ) -> LaneState:
-        program, step = member
-        go_on = active(state, first_epoch, deck.shape[0], program.steps_per_epoch)
-        return jax.lax.cond(
-            jnp.any(go_on),
-            lambda state: step(program, state, lane, data, deck, first_epoch),
-            lambda state: state,
-            state,
+    def trains(member: Member, state: LaneState) -> jax.Array:
+        spe = member.program.steps_per_epoch
+        return jnp.any(active(state, first_epoch, deck.shape[0], spe))
+
+    def go_on(carry: tuple[Any, tuple[LaneState, ...]]) -> jax.Array:
+        taken, states = carry
+        return jnp.array([taken < num_steps, *map(trains, members, states)]).all()
+
+    def body(carry: tuple[Any, tuple[LaneState, ...]]) -> Any:
+        taken, states = carry
+        states = tuple(
+            member.step(member.program, state, lane, data, deck, first_epoch)
+            for member, state, lane in zip(members, states, lanes, strict=True)
         )
+        return taken + 1, states
 
-    def body(_: Any, states: tuple[LaneState, ...]) -> tuple[LaneState, ...]:
-        return tuple(map(one, members, states, lanes))
-
-    return jax.lax.fori_loop(0, num_steps, body, tuple(states))
+    start = jnp.int32(0), tuple(states)
+    taken, states = jax.lax.while_loop(go_on, body, start)
+    left = [
+        jnp.where(trains(member, state), num_steps - taken, 0)
+        for member, state in zip(members, states, strict=True)
+    ]
+    return tuple(
+        member.advance(member.program, state, lane, data, deck, first_epoch, steps)
+        for member, state, lane, steps in zip(members, states, lanes, left, strict=True)
+    )
