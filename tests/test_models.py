@@ -112,7 +112,7 @@ def sizes(module, shape):
         # Sandler et al., table 4: 3.4 M and 300 M, and 0.75: 2.6 M and 209 M; without
         # 1,504 biases that have no effect.
         (MobileNetV2(**IMAGENET), LARGE, 3_504_872 - 1504, 0.300e9),
-        (MobileNetV2(0.75, **IMAGENET), LARGE, 2.635e6, 0.209e9),
+        (MobileNetV2(0.75, **IMAGENET), LARGE, pytest.approx(2.6e6, rel=0.02), 0.209e9),
         (MobileNetV2(), SMALL, 2_235_178, 0.088e9),
         # Huang et al., table 2 (1.0 M, and BC: 0.8 M) and table 1.
         (DenseNet(40), SMALL, 1_019_722, 0.27e9),
@@ -122,7 +122,7 @@ def sizes(module, shape):
 )
 def test_sizes_are_those_of_the_papers(module, shape, params, operations):
     num_weights, multiply_adds, output = sizes(module, shape)
-    assert num_weights == pytest.approx(params, rel=1e-4)
+    assert num_weights == params
     assert multiply_adds == pytest.approx(operations, rel=0.02)
     assert output == (2, module.num_classes)
 
