@@ -2,6 +2,7 @@
 
 from jaxpack import data, metrics, models, optimizers, schedules
 from jaxpack.explain import explain
+from jaxpack.load import load
 from jaxpack.nn import switch
 from jaxpack.schedulers import Hyperband, RandomSearch, SuccessiveHalving, promote
 from jaxpack.space import Space, choice, integer, log_uniform, uniform
@@ -23,6 +24,7 @@ __all__ = [
     "data",
     "explain",
     "integer",
+    "load",
     "log_uniform",
     "metrics",
     "models",

@@ -24,6 +24,7 @@ from jaxpack.data import Dataset
 from jaxpack.engines import PackSpec
 from jaxpack.executables import CompileLog, out_of_memory, settings, under
 from jaxpack.pack import Feed, Pack, Reading, Ready, Usage, as_floats, evaluation
+from jaxpack.timeline import Timeline
 from jaxpack.types import LaneState
 
 _log = logging.getLogger("jaxpack")
@@ -42,10 +43,13 @@ class Stats:
       train_seconds: Time spent training, summed over the workers.
       eval_seconds: Time spent evaluating, summed over the workers.
       swaps: Trials put into a lane.
+      swap_seconds: Time spent on that, summed over the workers.
       wall_seconds: Time from start to end.
       occupancy: Share of the lane-steps computed that trained a trial.
       workers: Worker threads.
       packs: A row a pack: its engine, width, trials, static hparams and why.
+      timeline: Seconds of `compile`, `train`, `evaluate` and `swap`, and lane-steps
+        done and `computed` (those of empty lanes too), by time; see `Timeline.row`.
     """
 
     lane_steps: int = 0
@@ -56,10 +60,12 @@ class Stats:
     train_seconds: float = 0.0
     eval_seconds: float = 0.0
     swaps: int = 0
+    swap_seconds: float = 0.0
     wall_seconds: float = 0.0
     occupancy: float = 1.0
     workers: int = 1
     packs: tuple[dict[str, Any], ...] = dataclasses.field(default=(), repr=False)
+    timeline: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
 
 
 class Pool:
@@ -89,6 +95,7 @@ class Pool:
         self._closed = False
         self._smaller: dict[PackSpec, PackSpec] = {}  # packs that did not fit
         self._usage: Counter[str] = Counter()
+        self._timeline = Timeline()
         self._steps: Counter[int] = Counter()  # lane-steps by steps an epoch
         feeds = {
             device: Feed(dataset, seed, num_epochs, device) for device in set(devices)
@@ -169,10 +176,19 @@ class Pool:
             train_seconds=used.train_seconds,
             eval_seconds=used.eval_seconds,
             swaps=used.swaps,
+            swap_seconds=used.swap_seconds,
             wall_seconds=time.perf_counter() - self._start,
             occupancy=used.lane_steps / used.computed if used.computed else 1.0,
             workers=len(self._workers),
         )
+
+    def timeline(self) -> dict[str, Any]:
+        """What has been done when, for `Stats.timeline`; call it once, at the end."""
+        with self._condition:
+            for end, seconds in self.log.spans:
+                end -= self._start
+                self._timeline.add(max(0.0, end - seconds), end, compile=seconds)
+            return self._timeline.row()
 
     def _work(self, feed: Feed) -> None:
         """What a worker does until the pool is closed."""
@@ -283,8 +299,18 @@ class Pool:
         return None
 
     def _count(self, pack: Pack) -> None:
+        used, now = pack.usage, time.perf_counter() - self._start
+        busy = used.train_seconds + used.eval_seconds + used.swap_seconds
         with self._condition:
-            self._usage.update(pack.usage._asdict())
-            spe = pack.spec.program.steps_per_epoch
-            self._steps[spe] += pack.usage.lane_steps
+            self._usage.update(used._asdict())
+            self._steps[pack.spec.program.steps_per_epoch] += used.lane_steps
+            self._timeline.add(
+                max(0.0, now - busy),
+                now,
+                train=used.train_seconds,
+                evaluate=used.eval_seconds,
+                swap=used.swap_seconds,
+                lane_steps=used.lane_steps,
+                computed=used.computed,
+            )
         pack.usage = Usage()

@@ -12,12 +12,12 @@ ROOT = pathlib.Path(__file__).parents[1] / "jaxpack"
 # The first part of a module's name under `jaxpack`, from the bottom layer to the top.
 LAYERS = (
     {"types", "compat"},
-    {"trees", "jaxprs", "space", "schedulers", "policies", "data", "models"}
+    {"trees", "jaxprs", "timeline", "space", "schedulers", "policies", "data", "models"}
     | {"nn", "conv", "pool", "rewrite", "optimizers", "schedules", "metrics"},
     {"task", "step", "probe", "detect"},
     {"engines"},
-    {"executables", "planner", "tune", "pack", "worker", "store"},
-    {"ledger", "sweep", "train", "explain", "report", "progress"},
+    {"executables", "planner", "tune", "pack", "worker", "store", "records"},
+    {"ledger", "sweep", "train", "explain", "report", "progress"} | {"load", "exports"},
 )
 LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 
@@ -39,6 +39,7 @@ SIDEWAYS = {
     ("tune", "pack"),
     ("planner", "tune"),
     ("worker", "executables"),
+    ("records", "store"),
     ("worker", "pack"),
     ("train", "ledger"),
     ("sweep", "ledger"),
@@ -47,6 +48,11 @@ SIDEWAYS = {
     ("sweep", "explain"),
     ("sweep", "report"),
     ("sweep", "train"),
+    ("load", "report"),
+    ("load", "sweep"),
+    ("exports", "load"),
+    ("exports", "report"),
+    ("exports", "sweep"),
     ("explain", "ledger"),
     ("explain", "train"),
 }

@@ -73,13 +73,13 @@ def score_limits(
     return float(low), float(high)
 
 
-def add_legend(figure: Figure, columns: int, *, worse: str = "v") -> None:
+def add_legend(figure: Figure, columns: int, *, marks: bool = True) -> None:
     """Puts what the lines and marks of trials mean below a picture.
 
     Args:
       figure: The picture.
       columns: In how many columns.
-      worse: The mark of scores beyond the edge; none if empty.
+      marks: Whether there are marks of scores beyond the edge and of failures.
     """
     from matplotlib.lines import Line2D
 
@@ -87,18 +87,18 @@ def add_legend(figure: Figure, columns: int, *, worse: str = "v") -> None:
         Line2D([], [], marker=".", color=color, linewidth=width, label=what.lower())
         for what, (color, width) in LINES.items()
     ]
-    marks = [
+    shown = [
         Line2D([], [], linestyle="", marker=marker, color=color, label=label)
         for marker, color, label in (
             ("*", ORANGE, "best"),
-            (worse, GREY, "worse than shown"),
+            ("v", GREY, "worse than shown"),
             ("x", RED, "failed"),
         )
-        if marker
     ]
+    shown = shown if marks else shown[:1]
     place = "outside lower center"
     figure.legend(
-        handles=lines + marks, loc=place, ncols=columns, fontsize=8, frameon=False
+        handles=lines + shown, loc=place, ncols=columns, fontsize=8, frameon=False
     )
 
 
