@@ -178,6 +178,7 @@ class Pack:
         self.seed = np.uint32(seed)
         self.live: dict[int, _Lane] = {}
         self.usage = Usage()
+        self.spans: list[tuple[float, dict[str, float]]] = []
         self._seconds_per_step: float | None = None
         width = spec.lane_axis
         self._lane_avals = step.lane_avals(spec.program.lane_hparams)
@@ -349,6 +350,7 @@ class Pack:
     def _use(self, **amounts: float) -> None:
         used = {name: getattr(self.usage, name) + n for name, n in amounts.items()}
         self.usage = self.usage._replace(**used)
+        self.spans.append((time.perf_counter(), amounts))
 
     @functools.cached_property
     def _init(self) -> Callable[..., LaneState]:

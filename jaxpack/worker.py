@@ -48,8 +48,8 @@ class Stats:
       occupancy: Share of the lane-steps computed that trained a trial.
       workers: Worker threads.
       packs: A row a pack: its engine, width, trials, static hparams and why.
-      timeline: Seconds of `compile`, `train`, `evaluate` and `swap`, and lane-steps
-        done and `computed` (those of empty lanes too), by time; see `Timeline.row`.
+      timeline: The seconds and lane-steps above, and lane-steps `computed` (those of
+        empty lanes too), by time; see `Timeline.row`.
     """
 
     lane_steps: int = 0
@@ -186,8 +186,7 @@ class Pool:
         """What has been done when, for `Stats.timeline`; call it once, at the end."""
         with self._condition:
             for end, seconds in self.log.spans:
-                end -= self._start
-                self._timeline.add(max(0.0, end - seconds), end, compile=seconds)
+                self._book(end, compile_seconds=seconds)
             return self._timeline.row()
 
     def _work(self, feed: Feed) -> None:
@@ -299,18 +298,16 @@ class Pool:
         return None
 
     def _count(self, pack: Pack) -> None:
-        used, now = pack.usage, time.perf_counter() - self._start
-        busy = used.train_seconds + used.eval_seconds + used.swap_seconds
         with self._condition:
-            self._usage.update(used._asdict())
-            self._steps[pack.spec.program.steps_per_epoch] += used.lane_steps
-            self._timeline.add(
-                max(0.0, now - busy),
-                now,
-                train=used.train_seconds,
-                evaluate=used.eval_seconds,
-                swap=used.swap_seconds,
-                lane_steps=used.lane_steps,
-                computed=used.computed,
-            )
-        pack.usage = Usage()
+            self._usage.update(pack.usage._asdict())
+            spe = pack.spec.program.steps_per_epoch
+            self._steps[spe] += pack.usage.lane_steps
+            for end, amounts in pack.spans:
+                self._book(end, **amounts)
+        pack.usage, pack.spans = Usage(), []
+
+    def _book(self, end: float, **amounts: float) -> None:
+        """Adds what took the time until `end` to the timeline."""
+        end -= self._start
+        seconds = sum(n for name, n in amounts.items() if name.endswith("_seconds"))
+        self._timeline.add(max(0.0, end - seconds), end, **amounts)

@@ -46,6 +46,7 @@ def curves_figure(
         axes.set_ylim(*score_limits(trials, name, better))
         axes.set_title(_TITLES.get(name, name), fontsize=9)
         axes.set_xlabel(unit, fontsize=8)
+        axes.locator_params(axis="x", integer=True)
         axes.tick_params(labelsize=8)
         axes.grid(alpha=0.3)
     add_legend(figure, columns=6, marks=False)

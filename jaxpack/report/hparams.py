@@ -20,7 +20,7 @@ from jaxpack.report.style import (
     fate,
     score_limits,
 )
-from jaxpack.space import Choice, Constant, Dimension
+from jaxpack.space import Choice, Constant, Dimension, Integer, Uniform
 from jaxpack.types import TrialResult
 
 # Slow to import, and only needed by who looks at results.
@@ -94,6 +94,8 @@ def _scatter(
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.3)
     with_it = [trial for trial in order if name in trial.hparams]
+    if isinstance(dim, Constant):
+        return
     if isinstance(dim, Choice):
         # Trials of one choice side by side: by chance, but always the same one.
         spread = np.random.default_rng(0).uniform(-0.25, 0.25, 1 + len(with_it))
@@ -101,8 +103,7 @@ def _scatter(
         axes.set_xlim(-0.5, len(dim.options) - 0.5)
     else:
         spread = np.zeros(1 + len(with_it))
-        if dim.log:
-            axes.set_xscale("log")
+        _scale(axes, dim)
     places = [_position(dim, trial.hparams[name]) for trial in with_it]
     places = [x + spread[i] for i, x in enumerate(places)]
     for what, (color, _) in LINES.items():
@@ -115,6 +116,22 @@ def _scatter(
     if with_it and with_it[0] is order[0]:
         best = (best_row(order[0], metric, mode) or {})[metric]
         axes.plot(places[0], best, "*", color=ORANGE, ms=13, mec="white")
+
+
+def _scale(axes: Axes, dim: Uniform | Integer) -> None:
+    """Shows all of a numeric dimension."""
+    if dim.log:
+        axes.set_xscale("log")
+        if dim.hi / dim.lo < 100:  # Too short for powers of ten.
+            axes.set_xticks(*zip(*_ticks(dim), strict=True))
+            axes.minorticks_off()
+        pad = (dim.hi / dim.lo) ** 0.05
+        axes.set_xlim(dim.lo / pad, dim.hi * pad)
+    else:
+        if isinstance(dim, Integer):
+            axes.locator_params(axis="x", integer=True, nbins=6)
+        pad = 0.05 * (dim.hi - dim.lo)
+        axes.set_xlim(dim.lo - pad, dim.hi + pad)
 
 
 def parallel_figure(
@@ -160,7 +177,7 @@ def parallel_figure(
     top = max(1, len(order) // 10)
     for members, color, width, alpha in (
         (lines[top:], GREY, 0.7, max(0.15, min(0.7, 40 / max(1, len(lines))))),
-        (lines[1:top], BLUE, 1.2, 0.8),
+        (lines[1:top], BLUE, 1.0, 0.7),
         (lines[:1], ORANGE, 2.2, 1.0),
     ):
         axes.add_collection(
@@ -194,6 +211,7 @@ def _upright(
             va="center",
             fontsize=7,
             zorder=4,
+            bbox={"facecolor": "#ffffff", "alpha": 0.7, "linewidth": 0, "pad": 0.5},
         )
 
 

@@ -91,7 +91,12 @@ def _page(summary: Summary, drawn: Mapping[str, str]) -> str:
         f"<figure>{svg}<figcaption>{_CAPTIONS[name][1]}</figcaption></figure></section>"
         for name, svg in drawn.items()
     )
-    head, rows = _trial_rows(summary, summary.trials)
+    best = ranked(summary.trials, summary.metric, summary.mode)
+    places = {trial.trial_id: place for place, trial in enumerate(best)}
+    order = sorted(
+        summary.trials, key=lambda t: (places.get(t.trial_id, len(places)), t.trial_id)
+    )
+    head, rows = _trial_rows(summary, order)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -107,7 +112,7 @@ def _page(summary: Summary, drawn: Mapping[str, str]) -> str:
 <dl>{_facts(summary)}</dl>
 {figures}
 <section id="trials"><h2>Trials</h2>
-<p>A click on a column's name sorts by it.
+<p>The best first; a click on a column's name sorts by it.
 <label>Show those with <input id="filter" type="search"></label></p>
 <div class="scroll"><table class="sortable">{_head(head)}
 <tbody>{_body(rows)}</tbody></table></div></section>

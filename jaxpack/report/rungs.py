@@ -125,7 +125,9 @@ def _points(
 
 def _scale_x(axes: Axes, trials: Sequence[TrialResult], unit: str) -> None:
     rows = [row for trial in trials for row in trial.history]
-    resources = sorted({row[unit] for row in rows if "rung" in row and row[unit] > 0})
+    # A trial that failed did so anywhere, and has no loss there.
+    rungs = [row for row in rows if "rung" in row and "loss" in row]
+    resources = sorted({row[unit] for row in rungs if row[unit] > 0})
     axes.set_xscale("log")
     if resources:
         axes.set_xlim(resources[0] / 1.5, resources[-1] * 1.5)

@@ -105,9 +105,9 @@ def add_legend(figure: Figure, columns: int, *, marks: bool = True) -> None:
 def to_svg(figure: Figure) -> str:
     """A picture as an `<svg>` element that goes into a page, light or dark.
 
-    Black becomes the text colour of the page; the other colours become the CSS
-    variables `--c-<hex>`, which fall back to themselves. Ids are made unlike those of
-    any other picture.
+    Black becomes the text colour of the page; white becomes its CSS variable
+    `--paper`, the other colours `--c-<hex>`; all fall back to themselves. Ids are
+    made unlike those of any other picture.
     """
     import matplotlib
 
@@ -122,6 +122,7 @@ def to_svg(figure: Figure) -> str:
     prefix = "p" + hashlib.sha256(text.encode()).hexdigest()[:8]
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{prefix}-", text)
     text = re.sub(r"#000000\b", "currentColor", text)
+    text = re.sub(r"#ffffff\b", "var(--paper, #ffffff)", text)
     for color in DARK:
         text = text.replace(color, f"var(--c-{color[1:]}, {color})")
     return text.replace("<svg ", '<svg role="img" fill="currentColor" ', 1)

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLORS = {"compile": ORANGE, "train": BLUE, "evaluate": LIGHT_BLUE, "swap": GREEN}
+# By the names of `Stats`.
+_SECONDS = {
+    "compile": "compile_seconds",
+    "train": "train_seconds",
+    "evaluate": "eval_seconds",
+    "swap": "swap_seconds",
+}
 
 
 def time_split(stats: Stats) -> dict[str, float]:
@@ -26,12 +33,7 @@ def time_split(stats: Stats) -> dict[str, float]:
       >>> time_split(Stats(train_seconds=3.0, wall_seconds=2.5, workers=2))
       {'compile': 0.0, 'train': 3.0, 'evaluate': 0.0, 'swap': 0.0, 'idle': 2.0}
     """
-    split = {
-        "compile": stats.compile_seconds,
-        "train": stats.train_seconds,
-        "evaluate": stats.eval_seconds,
-        "swap": stats.swap_seconds,
-    }
+    split = {name: getattr(stats, field) for name, field in _SECONDS.items()}
     idle = stats.wall_seconds * stats.workers - sum(split.values())
     return {**split, "idle": max(0.0, idle)}
 
@@ -45,7 +47,7 @@ def work_figure(stats: Stats) -> Figure:
     from matplotlib.figure import Figure
 
     timeline = stats.timeline
-    known = bool(timeline.get("train"))
+    known = bool(timeline.get("train_seconds"))
     figure = Figure((8.0, 5.6 if known else 1.7), layout="constrained")
     if known:
         total, split, occupancy = figure.subplots(3, 1, height_ratios=(1, 3, 2))
@@ -80,7 +82,7 @@ def _over_time(axes: Axes, timeline: Mapping[str, Any], workers: int) -> None:
     edges = _edges(timeline)
     base = np.zeros(len(edges) - 1)
     for name, color in _COLORS.items():
-        share = _padded(timeline.get(name, ()), len(base))
+        share = _padded(timeline.get(_SECONDS[name], ()), len(base))
         share = share / (timeline["bin_seconds"] * workers)
         axes.stairs(base + share, edges, baseline=base, fill=True, color=color)
         base = base + share
