@@ -1,6 +1,6 @@
 """jaxpack: trains many networks in one XLA program, under Hyperband."""
 
-from jaxpack import data, metrics, models, optimizers, schedules
+from jaxpack import data, exports, metrics, models, optimizers, schedules
 from jaxpack.explain import explain
 from jaxpack.load import load
 from jaxpack.nn import switch
@@ -23,6 +23,7 @@ __all__ = [
     "choice",
     "data",
     "explain",
+    "exports",
     "integer",
     "load",
     "log_uniform",

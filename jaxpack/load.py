@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxpack import report
+from jaxpack import report, weights
 from jaxpack.records import dims_from, read_asked, read_journal
 from jaxpack.schedulers import Brackets
 from jaxpack.sweep import SweepResult
@@ -18,6 +18,7 @@ from jaxpack.worker import Stats
 
 # What a journal line says besides the row of its trial's history.
 _BESIDES = ("trial_id", "score", "seconds", "reason", "first_bad_step", "hparams")
+_BESIDES += ("time", "crc", "not_finite")
 _PLACE = ("bracket", "rung", "epochs", "steps")
 
 
@@ -42,16 +43,13 @@ def load(directory: str | os.PathLike) -> SweepResult:
     ended = isinstance(outcome, dict)
     metric, mode = asked["metric"], asked["mode"]
     trials = _trials(asked, lines, ended)
+    kept = weights.read_best(path)
     rows = _rows(lines, asked.get("metrics"))
     return SweepResult(
         trials=trials,
-        incumbents=[
-            dataclasses.replace(trial, score=row[metric], steps=row["steps"])
-            for trial in report.ranked(trials, metric, mode)[:1]
-            if (row := report.best_row(trial, metric, mode))
-        ],
+        incumbents=_incumbents(report.ranked(trials, metric, mode), metric, mode, kept),
         history=rows,
-        stats=_stats(outcome["stats"]) if ended else _stats_so_far(trials),
+        stats=_stats(outcome["stats"]) if ended else _stats_so_far(trials, asked),
         plan=None,
         metric=metric,
         mode=mode,
@@ -62,6 +60,30 @@ def load(directory: str | os.PathLike) -> SweepResult:
         dims=dims_from(asked.get("dims", {})),
         ended=ended,
     )
+
+
+def _incumbents(
+    order: Sequence[TrialResult],
+    metric: str,
+    mode: str,
+    kept: Mapping[int, Mapping[str, Any]],
+) -> list[TrialResult]:
+    """The best trials at their best readings: the first, and those with weights.
+
+    Weights from another reading, as of a sweep that died in between, are left out.
+    """
+    found = []
+    for place, trial in enumerate(order):
+        row = report.best_row(trial, metric, mode) or {}
+        state = kept.get(trial.trial_id, {})
+        mine = state if state.get("step") == row["steps"] else {}
+        if mine or place == 0:
+            own = {name: value for name, value in mine.items() if name != "step"}
+            steps = row["steps"]
+            found.append(
+                dataclasses.replace(trial, score=row[metric], steps=steps, **own)
+            )
+    return found
 
 
 def _trials(
@@ -126,7 +148,7 @@ def _rows(
     for line in lines:
         if "steps" not in line:  # The trial could not even be built.
             continue
-        known = [*_PLACE, "train_loss", *(metrics or set(line) - {*_BESIDES, "time"})]
+        known = [*_PLACE, "train_loss", *(metrics or set(line) - {*_BESIDES})]
         row = {
             name: math.nan if value is None and name not in _PLACE else value
             for name, value in line.items()
@@ -143,11 +165,13 @@ def _stats(saved: Mapping[str, Any]) -> Stats:
     return stats
 
 
-def _stats_so_far(trials: Sequence[TrialResult]) -> Stats:
+def _stats_so_far(trials: Sequence[TrialResult], asked: Mapping[str, Any]) -> Stats:
     """What the readings tell of the cost, while the sweep has not said it."""
     rows = [trial.history[-1] for trial in trials if trial.history]
     return Stats(
         lane_steps=sum(trial.steps for trial in trials),
         lane_epochs=round(sum(row["epochs"] for row in rows), 6),
         train_seconds=sum(trial.seconds for trial in trials),
+        workers=asked.get("workers", 1),
+        packs=tuple(asked.get("plan", ())),
     )

@@ -69,6 +69,8 @@ def read_journal(directory: str | os.PathLike) -> list[dict[str, Any]]:
             ) from None
         if not isinstance(row, dict):
             raise ValueError(f"{path}, line {number}: {line[:60]!r} is no JSON object")
+        for name, text in row.get("not_finite", {}).items():
+            row[name] = float(text)  # JSON has no word for it.
         if "trial_id" in row:
             key = (row["trial_id"], row.get("rung"), row.get("steps"))
             readings.setdefault(key, row)

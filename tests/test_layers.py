@@ -16,7 +16,8 @@ LAYERS = (
     | {"nn", "conv", "pool", "rewrite", "optimizers", "schedules", "metrics"},
     {"task", "step", "probe", "detect"},
     {"engines"},
-    {"executables", "planner", "tune", "pack", "worker", "store", "records"},
+    {"executables", "planner", "tune", "pack", "worker", "store"}
+    | {"records", "weights"},
     {"ledger", "sweep", "train", "explain", "report", "progress"} | {"load", "exports"},
 )
 LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names}
