@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import math
@@ -202,8 +203,6 @@ def test_tables(swept_directory, tmp_path, kind):
 def test_parquet_of_mixed_values(swept_directory, tmp_path):
     _, result = swept_directory
     mixed = ["none", 1, 0.5, None, True]
-    import dataclasses
-
     trials = [
         dataclasses.replace(t, hparams=jp.HParams({"x": mixed[i % 5]}))
         for i, t in enumerate(result.trials)
@@ -215,7 +214,6 @@ def test_parquet_of_mixed_values(swept_directory, tmp_path):
 
 def test_tensorboard(swept_directory, tmp_path):
     from tensorboardX.proto.event_pb2 import Event
-    from tensorboardX.record_writer import RecordWriter  # noqa: F401  It is there.
 
     directory, result = swept_directory
     for _ in range(2):  # The second time replaces the first.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import html
+import json
 import re
 import shutil
 import subprocess
@@ -10,6 +13,7 @@ from html.parser import HTMLParser
 import pytest
 from matplotlib.figure import Figure
 from test_report import swept, trial
+from tiny import mlp_task, space
 
 import jaxpack as jp
 from jaxpack import report
@@ -22,17 +26,17 @@ NAMES = ["curves", "hparams", "parallel", "rungs", "work"]
 
 def summary(scheduler, **more):
     """A sweep of which some trials fail, with a name that needs escaping."""
-    space = jp.Space(
+    dims = jp.Space(
         learning_rate=jp.log_uniform(1e-4, 1e-1),
         width=jp.integer(8, 64, log=True),
         depth=jp.integer(1, 4),
         activation=jp.choice("relu", "<tanh>"),
         constant=3,
     )
-    hparams = space.sample(scheduler.num_trials, 0)
+    hparams = dims.sample(scheduler.num_trials, 0)
     nan = float("nan")
     trials = [
-        type(t)(**{**vars(t), "hparams": hparams[t.trial_id]})
+        dataclasses.replace(t, hparams=hparams[t.trial_id])
         for t in swept(
             scheduler, lambda i, r: nan if i == 2 else 0.9 - 1 / (r + 1 + i % 7)
         )
@@ -52,7 +56,7 @@ def summary(scheduler, **more):
         },
     )
     known = {"metric": "accuracy", "mode": "max", "unit": "epochs"}
-    known |= {"name": "a <b> & c", "trials": trials, "dims": space.dims, "stats": stats}
+    known |= {"name": "a <b> & c", "trials": trials, "dims": dims.dims, "stats": stats}
     return report.Summary(**(known | more))
 
 
@@ -84,10 +88,10 @@ class Page(HTMLParser):
             assert self.open.pop() == tag
 
 
-@pytest.fixture(scope="module", params=[jp.Hyperband(3), jp.Hyperband(81)], ids=str)
+@pytest.fixture(scope="module", params=[3, 81])
 def page(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("report") / "new"
-    made = summary(request.param)
+    made = summary(jp.Hyperband(request.param))
     assert report.write(made, folder) == folder / "index.html"
     return made, folder
 
@@ -154,9 +158,6 @@ document.title = JSON.stringify({best, up, down, shown, size});
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium")
 def test_a_browser_shows_and_sorts_it(page, tmp_path):
-    import html
-    import json
-
     made, folder = page
     text = (folder / "index.html").read_text()
     copy = tmp_path / "index.html"
@@ -216,11 +217,15 @@ def test_hparams_are_drawn_on_their_own_scales():
 
 
 def test_trials_need_not_have_the_same_hparams():
+    hparams = [
+        {"model": "a", "x": 1},
+        {"model": "b", "y": 0.5},
+        {"model": "a", "x": 2},
+        {"model": "b", "y": 0.25},
+    ]
     trials = [
-        trial(i, 0.1 * i, hparams=HParams({"model": model, **own}))
-        for i, (model, own) in enumerate(
-            [("a", {"x": 1}), ("b", {"y": 0.5}), ("a", {"x": 2}), ("b", {"y": 0.25})]
-        )
+        dataclasses.replace(trial(i, 0.1 * i), hparams=HParams(own))
+        for i, own in enumerate(hparams)
     ]
     ranks = trials, "accuracy", "max"
     figure = report.hparams_figure(*ranks, {})
@@ -281,8 +286,6 @@ def test_a_sweep_writes_its_report(swept_directory):
 
 
 def test_a_report_needs_a_place(swept_directory, tmp_path):
-    import dataclasses
-
     result = dataclasses.replace(swept_directory[1], directory=None)
     with pytest.raises(ValueError, match="path is None, and the sweep was given no"):
         result.report()
@@ -290,8 +293,6 @@ def test_a_report_needs_a_place(swept_directory, tmp_path):
 
 
 def test_a_sweep_outlives_its_report(tiny_dataset, tmp_path, monkeypatch):
-    from tiny import mlp_task, space
-
     def broken(*_):
         raise OSError("no space left")
 

@@ -5,8 +5,8 @@ from jaxpack.report.hparams import hparams_figure, parallel_figure
 from jaxpack.report.page import card, pictures, write
 from jaxpack.report.ranking import best_row, ranked, scored
 from jaxpack.report.rungs import plot_rungs, rungs_figure
-from jaxpack.report.summary import Summary
 from jaxpack.report.style import to_svg
+from jaxpack.report.summary import Summary
 from jaxpack.report.tables import print_table, to_pandas, trials_table
 from jaxpack.report.work import time_split, work_figure
 
