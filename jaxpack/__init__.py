@@ -1,8 +1,9 @@
 """jaxpack: trains many networks in one XLA program, under Hyperband."""
 
-from jaxpack import data, metrics, models, optimizers, schedules
+from jaxpack import data, exports, metrics, models, optimizers, schedules
 from jaxpack.dimensions import choice, integer, log_uniform, uniform
 from jaxpack.explain import explain
+from jaxpack.load import load
 from jaxpack.nn import switch
 from jaxpack.schedulers import Hyperband, RandomSearch, SuccessiveHalving, promote
 from jaxpack.space import Space, when
@@ -23,7 +24,9 @@ __all__ = [
     "choice",
     "data",
     "explain",
+    "exports",
     "integer",
+    "load",
     "log_uniform",
     "metrics",
     "models",

@@ -59,11 +59,13 @@ class CompileLog:
     Attributes:
       compiles: Programs compiled, by name.
       seconds: Time spent tracing, lowering and compiling, over all threads.
+      spans: The same one by one: when it ended (`time.perf_counter`), and how long.
     """
 
     def __init__(self) -> None:
         self.compiles: Counter[str] = Counter()
         self.seconds = 0.0
+        self.spans: list[tuple[float, float]] = []
         self._lock = threading.Lock()
 
     def add(self, name: str, *, compiled: bool) -> None:
@@ -75,6 +77,7 @@ class CompileLog:
         """Records time spent on the way to a program."""
         with self._lock:
             self.seconds += seconds
+            self.spans.append((time.perf_counter(), seconds))
 
 
 def get(

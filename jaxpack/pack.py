@@ -135,6 +135,7 @@ class Usage(NamedTuple):
       train_seconds: Time spent training.
       eval_seconds: Time spent evaluating.
       swaps: Trials put into a lane.
+      swap_seconds: Time spent on that.
     """
 
     lane_steps: int = 0
@@ -142,6 +143,7 @@ class Usage(NamedTuple):
     train_seconds: float = 0.0
     eval_seconds: float = 0.0
     swaps: int = 0
+    swap_seconds: float = 0.0
 
 
 @dataclasses.dataclass
@@ -178,6 +180,7 @@ class Pack:
         self.seed = np.uint32(seed)
         self.live: dict[int, _Lane] = {}
         self.usage = Usage()
+        self.spans: list[tuple[float, dict[str, float]]] = []
         width = spec.lane_axis
         self._lane_avals = step.lane_avals(spec.program.lane_hparams)
         self._hparams_avals = step.lane_avals(spec.program.lane_hparams, width)
@@ -201,6 +204,11 @@ class Pack:
         lane = next(i for i in range(self.spec.num_lanes) if i not in self.live)
         state = ready.state
         if state is None:
+            _ = self._init  # Compiled before the clock starts.
+        if self.spec.lane_axis is not None:
+            _ = self._put
+        start = time.perf_counter()
+        if state is None:
             seeds = self.seed, np.uint32(ready.trial_seed)
             state = self._init(ready.lane, *seeds, self.feed.train)
         state = state._replace(target_step=np.int32(ready.stops[-1]))
@@ -213,7 +221,7 @@ class Pack:
             for name, value in ready.lane.items():
                 self._hparams[name][lane] = value
         self.live[lane] = _Lane(ready, ready.step, list(ready.stops))
-        self._use(swaps=1)
+        self._use(swaps=1, swap_seconds=time.perf_counter() - start)
 
     @property
     def running(self) -> list[_Lane]:
@@ -335,6 +343,7 @@ class Pack:
     def _use(self, **amounts: float) -> None:
         used = {name: getattr(self.usage, name) + n for name, n in amounts.items()}
         self.usage = self.usage._replace(**used)
+        self.spans.append((time.perf_counter(), amounts))
 
     @functools.cached_property
     def _init(self) -> Callable[..., LaneState]:

@@ -135,6 +135,14 @@ class Space:
         return self._conditions
 
     @property
+    def every_dim(self) -> dict[str, Dimension]:
+        """All dimensions by name, those of conditions too.
+
+        Of several that share a name, in conditions that exclude one another, the last.
+        """
+        return {name: dim for g in self._groups for name, dim in g.dims.items()}
+
+    @property
     def size(self) -> int | None:
         """How many assignments there are; None if a dimension is continuous."""
         return self._size

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxpack import executables, report
+from jaxpack import executables, records, report
+from jaxpack.dimensions import Dimension
 from jaxpack.explain import check_arguments, draw, horizons, plan_sweep
 from jaxpack.ledger import Ledger, check_seed, choose_metric, weights
 from jaxpack.pack import Reading, Ready
 from jaxpack.planner import Plan
 from jaxpack.progress import Progress, RungCount, Snapshot
+from jaxpack.report import Summary
 from jaxpack.schedulers import Assignment, Brackets, Scheduler
 from jaxpack.space import Space
 from jaxpack.store import Store, check_directory
@@ -44,26 +46,30 @@ class SweepResult:
       incumbents: The `keep` best trials at their best readings, with their weights.
       history: A row a reading: `trial_id`, `bracket`, `rung`, `epochs`, ...
       stats: What the sweep cost.
-      plan: The programs it ran.
+      plan: The programs it ran; None if it was read from disk.
       metric: What trials were ranked by.
       mode: "min" or "max".
       unit: The unit of resource, "epochs" or "steps".
       stopped: "max_seconds" or "target" if that ended the sweep early, else None.
       test_metrics: The winner's metrics on the test split, or None without one.
       directory: Where the sweep was written, or None.
+      dims: The dimensions of the space by name.
+      ended: False if the sweep had not ended when it was read from disk.
     """
 
     trials: list[TrialResult]
     incumbents: list[TrialResult]
     history: list[dict[str, Any]]
     stats: Stats
-    plan: Plan
+    plan: Plan | None
     metric: str
     mode: str
     unit: str
     stopped: str | None = None
     test_metrics: dict[str, float] | None = None
     directory: Path | None = None
+    dims: Mapping[str, Dimension] = dataclasses.field(default_factory=dict)
+    ended: bool = True
 
     @property
     def best(self) -> TrialResult:
@@ -106,6 +112,40 @@ class SweepResult:
         """Draws the scores by rung into a picture file, and returns its path."""
         return report.plot_rungs(
             self.trials, self.metric, self.mode, Path(path), self.unit
+        )
+
+    def report(self, path: str | os.PathLike | None = None) -> Path:
+        """Writes pictures and a page that shows them, and returns the page's path.
+
+        Args:
+          path: The folder, made if need be; `report` in the sweep's directory if None.
+
+        Raises:
+          ValueError: If the sweep has no directory and `path` is None.
+        """
+        if path is None:
+            if self.directory is None:
+                raise ValueError(
+                    "path is None, and the sweep was given no directory; name a folder"
+                )
+            path = self.directory / "report"
+        return report.write(self._summary(), path)
+
+    def _repr_html_(self) -> str:
+        return report.card(self._summary())
+
+    def _summary(self) -> Summary:
+        return Summary(
+            name=self.directory.resolve().name if self.directory else "sweep",
+            trials=self.trials,
+            metric=self.metric,
+            mode=self.mode,
+            unit=self.unit,
+            dims=self.dims,
+            stats=self.stats,
+            stopped=self.stopped,
+            ended=self.ended,
+            test_metrics=self.test_metrics,
         )
 
     def _at_best(self, trial: TrialResult) -> TrialResult:
@@ -214,6 +254,7 @@ def sweep(
         made = plan_sweep(task, space, scheduler, trials, engine, max_lanes, workers)
         shown.message(str(made))
         asked = _asked(task, space, scheduler, metric, mode, seed, made)
+        asked["trials"] = [dict(trial.hparams) for trial in trials]
         store = None if directory is None else Store(directory, asked, overwrite)
         run = _Run(task, scheduler, brackets, trials, spes, totals, made)
         run.ledger = Ledger(trials, metric, mode, keep)
@@ -222,10 +263,12 @@ def sweep(
             with Pool(task.dataset, seed, longest, made.workers, made.fused) as pool:
                 run.drive(pool, shown, max_seconds, target)
                 run.evaluate_winner(pool)
-                result = run.result(pool, seed)
+                result = run.result(pool, seed, space)
         finally:
             if store is not None:
                 store.close()
+    if result.directory is not None:
+        _report(result)
     return result
 
 
@@ -286,7 +329,7 @@ class _Run:
             self._ready[best.trial_id], best.state, "test"
         )
 
-    def result(self, pool: Pool, seed: int) -> SweepResult:
+    def result(self, pool: Pool, seed: int, space: Space) -> SweepResult:
         """Everything as the user sees it; also written to `sweep.json`."""
         statuses = self.brackets.statuses
         trials = []
@@ -306,6 +349,7 @@ class _Run:
         ]
         stats = pool.stats()
         stats.packs = tuple(pack.row() for pack in self.plan.packs)
+        stats.timeline = pool.timeline()
         directory = None if self.store is None else self.store.directory
         if self.store is not None:
             best = self.ledger.incumbents[0] if incumbents else None
@@ -330,6 +374,7 @@ class _Run:
             stopped=self.stopped,
             test_metrics=self.test_metrics,
             directory=directory,
+            dims=space.every_dim,
         )
 
     def _submit(self, pool: Pool, assignments: Sequence[Assignment]) -> None:
@@ -380,8 +425,10 @@ class _Run:
             **row,
             "score": score,
             "seconds": round(record.seconds, 6),
+            "first_bad_step": record.first_bad_step,
             "reason": record.reason,
             "hparams": dict(record.trial.hparams),
+            "time": round(time.time(), 3),
         }
         if self.store is not None:
             self.store.append(line)
@@ -429,6 +476,17 @@ class _Run:
         )
 
 
+def _report(result: SweepResult) -> None:
+    """Writes a sweep's report; the sweep is not lost should that fail."""
+    try:
+        result.report()
+    except Exception as error:
+        warnings.warn(
+            f"the report was not written: {type(error).__name__}: {error}",
+            stacklevel=3,
+        )
+
+
 def _check_limits(keep: int, max_seconds: float | None, target: float | None) -> None:
     for name, value in (("max_seconds", max_seconds), ("target", target)):
         if value is not None and not isinstance(value, int | float | np.number):
@@ -457,9 +515,12 @@ def _asked(
             "content_hash": task.dataset.content_hash,
         },
         "space": space.describe(),
+        "dims": records.dim_rows(space.every_dim),
         "scheduler": repr(scheduler),
         "brackets": scheduler.brackets(),
+        "unit": scheduler.unit,
         "metric": metric,
+        "metrics": task.metric_names,
         "mode": mode,
         "seed": seed,
         "device": made.workers[0].device_kind,

@@ -25,6 +25,7 @@ from jaxpack.data import Dataset
 from jaxpack.engines import PackSpec
 from jaxpack.executables import CompileLog, out_of_memory, settings, under
 from jaxpack.pack import Feed, Reading, Ready, Usage, as_floats, evaluation
+from jaxpack.timeline import Timeline
 from jaxpack.types import LaneState
 
 _log = logging.getLogger("jaxpack")
@@ -43,10 +44,13 @@ class Stats:
       train_seconds: Time spent training, summed over the workers.
       eval_seconds: Time spent evaluating, summed over the workers.
       swaps: Trials put into a lane.
+      swap_seconds: Time spent on that, summed over the workers.
       wall_seconds: Time from start to end.
       occupancy: Share of the lane-steps computed that trained a trial.
       workers: Worker threads.
       packs: A row a pack: its engine, width, trials, static hparams and why.
+      timeline: The seconds and lane-steps above, and lane-steps `computed` (those of
+        empty lanes too), by time; see `Timeline.row`.
     """
 
     lane_steps: int = 0
@@ -57,10 +61,12 @@ class Stats:
     train_seconds: float = 0.0
     eval_seconds: float = 0.0
     swaps: int = 0
+    swap_seconds: float = 0.0
     wall_seconds: float = 0.0
     occupancy: float = 1.0
     workers: int = 1
     packs: tuple[dict[str, Any], ...] = dataclasses.field(default=(), repr=False)
+    timeline: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
 
 
 class Pool:
@@ -93,6 +99,7 @@ class Pool:
         self._smaller: dict[PackSpec, PackSpec] = {}  # packs that did not fit
         self._fused = dict(fused or {})
         self._usage: Counter[str] = Counter()
+        self._timeline = Timeline()
         self._steps: Counter[int] = Counter()  # lane-steps by steps an epoch
         feeds = {
             device: Feed(dataset, seed, num_epochs, device) for device in set(devices)
@@ -173,10 +180,18 @@ class Pool:
             train_seconds=used.train_seconds,
             eval_seconds=used.eval_seconds,
             swaps=used.swaps,
+            swap_seconds=used.swap_seconds,
             wall_seconds=time.perf_counter() - self._start,
             occupancy=used.lane_steps / used.computed if used.computed else 1.0,
             workers=len(self._workers),
         )
+
+    def timeline(self) -> dict[str, Any]:
+        """What has been done when, for `Stats.timeline`; call it once, at the end."""
+        with self._condition:
+            for end, seconds in self.log.spans:
+                self._book(end, compile_seconds=seconds)
+            return self._timeline.row()
 
     def _work(self, feed: Feed) -> None:
         """What a worker does until the pool is closed."""
@@ -315,7 +330,15 @@ class Pool:
                 self._usage.update(pack.usage._asdict())
                 spe = pack.spec.program.steps_per_epoch
                 self._steps[spe] += pack.usage.lane_steps
-                pack.usage = Usage()
+                for end, amounts in pack.spans:
+                    self._book(end, **amounts)
+                pack.usage, pack.spans = Usage(), []
+
+    def _book(self, end: float, **amounts: float) -> None:
+        """Adds what took the time until `end` to the timeline."""
+        end -= self._start
+        seconds = sum(n for name, n in amounts.items() if name.endswith("_seconds"))
+        self._timeline.add(max(0.0, end - seconds), end, **amounts)
 
 
 def _lanes(members: Sequence[PackSpec]) -> Counter[PackSpec]:

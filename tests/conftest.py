@@ -42,3 +42,30 @@ def tiny_images() -> Dataset:
         validation=_blobs(23, (8, 8, 1), 2),
         name="tiny_images",
     )
+
+
+@pytest.fixture(scope="session")
+def swept_directory(tmp_path_factory, tiny_dataset):
+    """A sweep's directory and its result: 17 trials, of which some fail."""
+    from tiny import mlp_task
+
+    import jaxpack as jp
+
+    space = jp.Space(
+        learning_rate=jp.log_uniform(1e-3, 1e6),
+        rate=jp.uniform(0.0, 0.5),
+        width=jp.choice(8, 16),
+    )
+    directory = tmp_path_factory.mktemp("sweeps") / "tiny sweep"
+    result = jp.sweep(
+        mlp_task(tiny_dataset),
+        space,
+        jp.Hyperband(9),
+        engine="packed",
+        workers=2,
+        max_lanes=4,
+        directory=directory,
+        enqueue=[{"learning_rate": 1e6, "rate": 0.5, "width": 8}],
+        progress=False,
+    )
+    return directory, result

@@ -12,23 +12,15 @@ ROOT = pathlib.Path(__file__).parents[1] / "jaxpack"
 # The first part of a module's name under `jaxpack`, from the bottom layer to the top.
 LAYERS = (
     {"types", "compat"},
-    {"trees", "jaxprs", "space", "schedulers", "policies", "data", "models"}
-    | {"dimensions"}
-    | {
-        "nn",
-        "conv",
-        "pool",
-        "threefry",
-        "rewrite",
-        "optimizers",
-        "schedules",
-        "metrics",
-    }
-    | {"combine"},
+    {"trees", "jaxprs", "timeline", "policies", "data", "models", "combine"}
+    | {"space", "dimensions", "schedulers"}
+    | {"nn", "conv", "pool", "threefry", "rewrite"}
+    | {"optimizers", "schedules", "metrics"},
     {"task", "step", "probe", "detect"},
     {"engines"},
-    {"executables", "planner", "tune", "pack", "bundle", "worker", "store"},
-    {"ledger", "sweep", "train", "explain", "report", "progress"},
+    {"executables", "planner", "tune", "pack", "bundle", "worker"}
+    | {"store", "records", "weights"},
+    {"ledger", "sweep", "train", "explain", "report", "progress"} | {"load", "exports"},
 )
 LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 
@@ -58,6 +50,7 @@ SIDEWAYS = {
     ("planner", "tune"),
     ("worker", "bundle"),
     ("worker", "executables"),
+    ("records", "store"),
     ("worker", "pack"),
     ("train", "ledger"),
     ("sweep", "ledger"),
@@ -66,6 +59,11 @@ SIDEWAYS = {
     ("sweep", "explain"),
     ("sweep", "report"),
     ("sweep", "train"),
+    ("load", "report"),
+    ("load", "sweep"),
+    ("exports", "load"),
+    ("exports", "report"),
+    ("exports", "sweep"),
     ("explain", "ledger"),
     ("explain", "train"),
 }

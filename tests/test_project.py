@@ -40,6 +40,11 @@ def names(requirements: list[str]) -> set[str]:
     return {re.split(r"[\[<>=!~; ]", requirement)[0] for requirement in requirements}
 
 
+# What only one kind of export needs.
+EXPORTS = ("optuna", "parquet", "tensorboard")
+EXPORTED = {name for extra in EXPORTS for name in names(EXTRAS[extra])}
+
+
 def imported(source: str) -> set[str]:
     """Returns the top-level packages that a module imports, wherever it does so."""
     found = set()
@@ -79,9 +84,11 @@ def test_installed_version():
 
 
 def test_extras_contain_each_other():
-    assert set(EXTRAS) == {"cuda12", "data", "experiments", "dev"}
+    assert set(EXTRAS) == {"cuda12", "data", "experiments", "dev", *EXPORTS}
     assert "jaxpack[data]" in EXTRAS["experiments"]
-    assert "jaxpack[experiments]" in EXTRAS["dev"]
+    assert {"jaxpack[experiments]", f"jaxpack[{','.join(EXPORTS)}]"} <= set(
+        EXTRAS["dev"]
+    )
     core = names(PROJECT["dependencies"])
     for extra, requirements in EXTRAS.items():
         assert not (names(requirements) - {"jax"}) & core, extra
@@ -91,7 +98,8 @@ def test_core_requires_what_the_package_imports():
     core = names(PROJECT["dependencies"])
     for path in (ROOT / "jaxpack").rglob("*.py"):
         packages = imported(path.read_text(encoding="utf-8"))
-        assert {DISTRIBUTION.get(p, p) for p in packages} <= core, path
+        more = EXPORTED if path.parent.name == "exports" else set()
+        assert {DISTRIBUTION.get(p, p) for p in packages} <= core | more, path
 
 
 def test_extras_require_what_experiments_and_tests_import():
@@ -100,7 +108,7 @@ def test_extras_require_what_experiments_and_tests_import():
     # The tests' other files, and what jax and pytest bring.
     for folder, more in (
         ("experiments", set()),
-        ("tests", names(EXTRAS["dev"]) | {"ml_dtypes"}),
+        ("tests", names(EXTRAS["dev"]) | EXPORTED | {"ml_dtypes"}),
     ):
         local = {path.stem for path in (ROOT / folder).glob("*.py")} | {"experiments"}
         for path in (ROOT / folder).rglob("*.py"):
@@ -112,7 +120,7 @@ def test_constraints_pin_every_requirement():
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = {re.split("==", line)[0] for line in lines if not line.startswith("#")}
     required = names(PROJECT["dependencies"]).union(*map(names, EXTRAS.values()))
-    normal = {name.replace("_", "-") for name in required}
+    normal = {name.replace("_", "-").lower() for name in required}
     assert normal - {"jaxpack"} <= pinned
 
 
