@@ -45,6 +45,9 @@ class Stats:
       wall_seconds: Time from start to end.
       occupancy: Share of the lane-steps computed that trained a trial.
       workers: Worker threads.
+      checkpoints: Checkpoints written to disk.
+      checkpoint_seconds: Time spent writing them, beside the training.
+      checkpoint_bytes: What the newest took up on disk.
       packs: A row a pack: its engine, width, trials, static hparams and why.
     """
 
@@ -59,6 +62,9 @@ class Stats:
     wall_seconds: float = 0.0
     occupancy: float = 1.0
     workers: int = 1
+    checkpoints: int = 0
+    checkpoint_seconds: float = 0.0
+    checkpoint_bytes: int = 0
     packs: tuple[dict[str, Any], ...] = dataclasses.field(default=(), repr=False)
 
 
@@ -87,6 +93,8 @@ class Pool:
         self._ready: list[Ready] = []
         self._condition = threading.Condition()
         self._closed = False
+        self._asked: set[threading.Thread] = set()  # workers that are to hand in
+        self._handed: dict[int, LaneState] = {}
         self._smaller: dict[PackSpec, PackSpec] = {}  # packs that did not fit
         self._usage: Counter[str] = Counter()
         self._steps: Counter[int] = Counter()  # lane-steps by steps an epoch
@@ -109,8 +117,9 @@ class Pool:
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        # Who interrupts does not want to wait.
+        self.close(wait=kind is None or not issubclass(kind, KeyboardInterrupt))
 
     def submit(self, trials: Iterable[Ready]) -> None:
         """Adds ready trials."""
@@ -147,13 +156,32 @@ class Pool:
         )
         return as_floats(metrics)
 
-    def close(self) -> None:
-        """Lets every worker finish its segment, and ends them."""
+    def close(self, *, wait: bool = True) -> None:
+        """Lets every worker finish its segment, and ends them.
+
+        Args:
+          wait: Whether to wait until they have ended.
+        """
         with self._condition:
             self._closed = True
             self._condition.notify_all()
-        for worker in self._workers:
+        for worker in self._workers if wait else ():
             worker.join()
+
+    def ask(self) -> None:
+        """Asks the workers to hand in copies of the states they train.
+
+        Each does so when its segment ends, at the latest as it ends itself.
+        """
+        with self._condition:
+            self._asked = set(self._workers)
+            self._condition.notify_all()
+
+    def handed(self) -> tuple[dict[int, LaneState], bool]:
+        """The states handed in since the last call, and whether those are all."""
+        with self._condition:
+            states, self._handed = self._handed, {}
+            return states, not self._asked
 
     def stats(self) -> Stats:
         """What has been done so far."""
@@ -195,6 +223,8 @@ class Pool:
                         self._count(pack)
                         trials += pack.rescue()
                     self._make_do(spec, trials, error)
+                self._hand_in(packs)
+            self._hand_in(packs)
         except BaseException as error:
             self._events.put(error)
 
@@ -279,8 +309,20 @@ class Pool:
                     taken = {ready.trial_id for ready in chosen}
                     self._ready = [r for r in self._ready if r.trial_id not in taken]
                     return spec, chosen
+                self._hand_in(packs)
                 self._condition.wait()
         return None
+
+    def _hand_in(self, packs: dict[PackSpec, Pack]) -> None:
+        """Copies the states of a worker's trials to the host, if that is asked for."""
+        worker = threading.current_thread()
+        if worker not in self._asked:
+            return
+        states = [pack.states() for pack in packs.values() if pack.live]
+        with self._condition:
+            for some in states:
+                self._handed.update(some)
+            self._asked.discard(worker)
 
     def _count(self, pack: Pack) -> None:
         with self._condition:

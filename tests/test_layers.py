@@ -16,8 +16,9 @@ LAYERS = (
     | {"nn", "conv", "pool", "rewrite", "optimizers", "schedules", "metrics"},
     {"task", "step", "probe", "detect"},
     {"engines"},
-    {"executables", "planner", "tune", "pack", "worker", "store"},
-    {"ledger", "sweep", "train", "explain", "report", "progress"},
+    {"executables", "planner", "tune", "pack", "worker", "store"}
+    | {"checkpoints", "interrupt", "journal", "lock"},
+    {"ledger", "resume", "driver", "sweep", "train", "explain", "report", "progress"},
 )
 LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 
@@ -41,12 +42,21 @@ SIDEWAYS = {
     ("worker", "executables"),
     ("worker", "pack"),
     ("train", "ledger"),
+    ("store", "checkpoints"),
+    ("store", "journal"),
+    ("store", "lock"),
+    ("resume", "ledger"),
+    ("driver", "ledger"),
+    ("driver", "progress"),
+    ("driver", "resume"),
+    ("driver", "train"),
+    ("sweep", "driver"),
     ("sweep", "ledger"),
     ("sweep", "progress"),
+    ("sweep", "resume"),
     ("report", "progress"),
     ("sweep", "explain"),
     ("sweep", "report"),
-    ("sweep", "train"),
     ("explain", "ledger"),
     ("explain", "train"),
 }
