@@ -165,7 +165,7 @@ def stack(states: Mapping[int, LaneState]) -> dict[str, Any]:
         str(number): {
             "trial_id": np.array(list(alike), np.int32),
             "crc": np.array([checksum(*one) for one in alike.items()], np.uint32),
-            "state": trees.named(jax.tree.map(_stacked, *alike.values())),
+            "state": trees.named(jax.tree.map(_stacked, *map(_sized, alike.values()))),
         }
         for number, alike in enumerate(forms.values())
     }
@@ -182,7 +182,7 @@ def apart(states: Mapping[int, LaneState]) -> dict[str, Any]:
         str(trial_id): {
             "trial_id": np.asarray(trial_id, np.int32),
             "crc": np.asarray(checksum(trial_id, state), np.uint32),
-            "state": trees.named(jax.tree.map(np.asarray, state)),
+            "state": trees.named(jax.tree.map(np.asarray, _sized(state))),
         }
         for trial_id, state in states.items()
     }
@@ -237,14 +237,25 @@ def _lane(stacked: Mapping[str, Any], lane: int, expected: LaneState) -> LaneSta
     Raises:
       ValueError: If it has another form.
     """
-    stacked = trees.unnamed(stacked, expected)
-    paths = [trees.names(path) for path, _ in jax.tree.leaves_with_path(expected)]
-    leaves = jax.tree.leaves(stacked)
-    for name, aval, leaf in zip(paths, jax.tree.leaves(expected), leaves, strict=True):
+    sized = _sized(expected)
+    stacked = trees.unnamed(stacked, sized)
+    for (path, aval), leaf in zip(
+        jax.tree.leaves_with_path(sized), jax.tree.leaves(stacked), strict=True
+    ):
         if (leaf.shape[1:], leaf.dtype) != (aval.shape, aval.dtype):
             raise ValueError(
-                f"{'.'.join(name)} is {leaf.dtype}{list(leaf.shape[1:])}, expected "
-                f"{aval.dtype}{list(aval.shape)}"
+                f"{'.'.join(trees.names(path))} is {leaf.dtype}{list(leaf.shape[1:])}, "
+                f"expected {aval.dtype}{list(aval.shape)}"
             )
-    # Copied: a view would keep all lanes in memory.
-    return jax.tree.map(lambda leaf: np.array(leaf[lane]), stacked)
+
+    def one(aval: Any, leaf: np.ndarray | None) -> np.ndarray:
+        if leaf is None:
+            return np.zeros(aval.shape, aval.dtype)
+        return np.array(leaf[lane])  # Copied: a view would keep all lanes in memory.
+
+    return jax.tree.map(one, expected, stacked)
+
+
+def _sized(state: PyTree) -> PyTree:
+    """A state without the leaves that hold nothing, which Orbax does not take."""
+    return jax.tree.map(lambda leaf: leaf if leaf.size else None, state)

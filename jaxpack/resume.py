@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from jaxpack.journal import NOT_FINITE, plain
+from jaxpack.journal import plain
 from jaxpack.ledger import Ledger
 from jaxpack.planner import Plan
 from jaxpack.schedulers import Brackets, Scheduler
@@ -34,7 +34,6 @@ LINE_ONLY = ("trial_id", "score", "seconds", "reason", "first_bad_step", "hparam
 """Fields of a journal line that are not part of the trial's history."""
 
 _PARTITIONABLE = "jax_threefry_partitionable"
-_ROW = ("bracket", "rung", "epochs", "steps", "train_loss", "crc", NOT_FINITE)
 _log = logging.getLogger("jaxpack")
 
 
@@ -117,16 +116,6 @@ def check_same(
         + "\n  ".join(differences)
         + "\nname another directory, or give overwrite=True, which moves this one aside"
     )
-
-
-def check_metrics(task: Task) -> None:
-    """Raises ValueError if a metric's name is taken by the journal's own fields."""
-    for name in task.metric_names:
-        if name in (*LINE_ONLY, *_ROW):
-            raise ValueError(
-                f"a metric is named {name!r}, which the journal of a sweep says "
-                "something else with; name it otherwise"
-            )
 
 
 def obey(plan: Plan, asked: Mapping[str, Any]) -> Plan:

@@ -207,8 +207,6 @@ def sweep(
     metric, mode = choose_metric(task, metric, mode)
     seed = check_seed(seed)
     _check_limits(keep, max_seconds, target, checkpoint_seconds)
-    if directory is not None:
-        resume.check_metrics(task)
     trials = draw(space, scheduler.num_trials, seed, enqueue)
     brackets = scheduler.start(mode, len(trials))
     spes, totals = horizons(task, scheduler, trials)
