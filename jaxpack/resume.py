@@ -129,13 +129,10 @@ def obey(plan: Plan, asked: Mapping[str, Any]) -> Plan:
             spec = dataclasses.replace(pack.spec, engine=engine, num_lanes=lanes)
             pack = dataclasses.replace(pack, spec=spec, reason=row["reason"])
         packs.append(pack)
-    if asked.get("device", plan.workers[0].device_kind) != plan.workers[0].device_kind:
-        _log.warning(
-            "the sweep was begun on %s and goes on on %s: scores may differ in their "
-            "last digits",
-            asked["device"],
-            plan.workers[0].device_kind,
-        )
+    then = {"device": asked.get("device"), **asked.get("versions", {})}
+    now = {"device": plan.workers[0].device_kind, **versions()}
+    for change in _differences(then, now):
+        _log.warning("since the sweep began, %s: scores may differ a little", change)
     return dataclasses.replace(plan, packs=tuple(packs))
 
 

@@ -274,8 +274,9 @@ def _run(
         stats = pool.stats()
     if driver.store is None:
         return _result(driver, seed, stats, test_metrics)
-    driver.save()
-    driver.store.wait()
+    if driver.done:  # Else it has been done.
+        driver.save()
+        driver.store.wait()
     usage = driver.store.usage
     stats.checkpoints, stats.checkpoint_bytes = usage.count, usage.size_bytes
     stats.checkpoint_seconds = usage.seconds
