@@ -145,8 +145,16 @@ def table(result: jp.SweepResult) -> list[Any]:
 def child(directory: str, engine: str, moment: Moment | None, answer: str) -> None:
     """Runs the sweep, or goes on with it, and dies at the moment given."""
     logging.disable()
-    # Many segments and checkpoints in a short time.
-    vars(pack).update(SEGMENT_SECONDS=0.01, FIRST_SEGMENT=20)
+    # Short segments and many checkpoints, spread over a second or two.
+    real = pack.Pack.advance
+
+    def advance(some: pack.Pack) -> None:
+        time.sleep(0.02)
+        real(some)
+
+    patches = {"advance": advance, "_longest_segment": lambda some: 12}
+    for name, patch in patches.items():
+        setattr(pack.Pack, name, patch)
     vars(driver).update(EARLY_SECONDS=0.05, EARLY_SHARE=1e9, TICK_SECONDS=0.02)
     if moment is not None:
         arm(moment)
@@ -183,6 +191,11 @@ def _before(real: Callable[..., Any], seconds: float, *args: Any, **kw: Any) -> 
     die()
 
 
+def _soon(real: Callable[..., Any], seconds: float, *args: Any, **kw: Any) -> Any:
+    threading.Timer(seconds, die).start()
+    return real(*args, **kw)
+
+
 def _within(real: Callable[..., Any], seconds: float, *args: Any, **kw: Any) -> Any:
     threading.Timer(seconds, die).start()
     result = real(*args, **kw)
@@ -213,7 +226,7 @@ def _half_deleted(
 
 
 PLACES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "any time": (driver.Driver, "drive", _within),
+    "any time": (pack.Pack, "advance", _soon),
     "half a journal line": (journal.Journal, "append", _half_a_line),
     "after a journal line": (journal.Journal, "append", _after),
     "before a checkpoint": (checkpoints, "write", _before),
@@ -231,10 +244,10 @@ PLACES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
 def draw_moment(generator: random.Random) -> Moment:
     """A random moment; half of them at no particular place."""
     if generator.random() < 0.5:
-        return Moment("any time", seconds=generator.uniform(0, 1.0))
+        return Moment("any time", seconds=generator.uniform(0, 1.5))
     place = generator.choice(list(PLACES)[1:])
     once = place in ("within sweep.json", "at the very end")
-    most = 30 if "line" in place else 6
+    most = 20 if "line" in place else 6
     count = 1 if once else generator.randint(1, most)
     return Moment(place, count, generator.uniform(0, 0.05))
 
