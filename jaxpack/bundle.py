@@ -99,6 +99,10 @@ class Bundle:
         """The trials, ready to go on elsewhere; the bundle is of no more use."""
         return [ready for member in self.packs for ready in member.rescue()]
 
+    def states(self) -> dict[int, LaneState]:
+        """The state of every trial, copied to the host."""
+        return {i: s for member in self.packs for i, s in member.states().items()}
+
     def run(self, steps: int, deck: tuple[jax.Array, int]) -> None:
         """Advances all lanes and waits for them."""
         states, hparams = zip(*(p.arguments for p in self.packs), strict=True)

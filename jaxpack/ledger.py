@@ -24,7 +24,7 @@ class Record:
       rows: A row an evaluation.
       steps: Steps taken.
       seconds: Its share of its packs' training time.
-      state: Its state at the last reading; None once it is not wanted any more.
+      state: The newest state known of it; None once it is not wanted any more.
       first_bad_step: The first step whose loss was not finite.
       reason: Why it failed.
     """
@@ -40,12 +40,16 @@ class Record:
 
 @dataclasses.dataclass(frozen=True)
 class Incumbent:
-    """A trial's best reading, with its weights as they were then."""
+    """A trial's best reading, with its weights as they were then.
+
+    The state is None where the reading is one of an earlier call and its weights are
+    not at hand.
+    """
 
     score: float
     steps: int
     trial_id: int
-    state: LaneState
+    state: LaneState | None
 
 
 class Ledger:
@@ -114,6 +118,34 @@ class Ledger:
                 Incumbent(score, reading.steps, reading.trial_id, reading.state)
             )
         return score
+
+    def replay(
+        self,
+        trial_id: int,
+        row: Mapping[str, Any],
+        *,
+        score: float,
+        seconds: float,
+        first_bad_step: int | None,
+        reason: str | None,
+    ) -> None:
+        """Books a reading of an earlier call, as its journal has it."""
+        record = self.records[trial_id]
+        record.seconds, record.reason = seconds, reason
+        record.first_bad_step = first_bad_step
+        if "steps" in row:  # Else the trial could not even be built.
+            record.steps = row["steps"]
+            record.rows.append(dict(row))
+        if math.isfinite(score):
+            self._consider(Incumbent(score, record.steps, trial_id, None))
+
+    def supply(self, state: LaneState, trial_id: int) -> bool:
+        """Gives an incumbent the weights it lacks, if these are they."""
+        old = self._kept.get(trial_id)
+        if old is None or old.state is not None or old.steps != int(state.step):
+            return False
+        self._kept[trial_id] = dataclasses.replace(old, state=state)
+        return True
 
     def fail(self, trial_id: int, reason: str) -> None:
         """Books a trial that could not be trained at all."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import operator
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -292,15 +291,24 @@ class Pack:
         leaves = jax.tree.leaves(self._states)
         if any(isinstance(x, jax.Array) and x.is_deleted() for x in leaves):
             return [lane.ready for lane in self.live.values()]
-        states = trees.to_host(self._states)
+        states = self.states()
         rescued = []
-        for i, lane in self.live.items():
-            state = states
-            if self.spec.lane_axis is not None:
-                state = jax.tree.map(operator.itemgetter(i), states)
+        for lane in self.live.values():
+            state = states[lane.ready.trial_id]
             going_on = {"state": state, "step": lane.step, "stops": tuple(lane.stops)}
             rescued.append(lane.ready._replace(**going_on))
         return rescued
+
+    def states(self) -> dict[int, LaneState]:
+        """The state of every trial in the pack, copied to the host."""
+        states = trees.to_host(self._states)
+        axis = self.spec.lane_axis
+        return {
+            lane.ready.trial_id: states
+            if axis is None
+            else jax.tree.map(lambda leaf, i=i: np.array(leaf[i]), states)
+            for i, lane in self.live.items()
+        }
 
     def _evaluated(self, i: int, lane: _Lane) -> tuple[LaneState, dict[str, Any]]:
         """A lane's state and metrics, on the device; nothing waits for them here."""

@@ -1,102 +1,252 @@
-"""One directory a sweep: what was asked, and a journal of what came of it."""
+"""One directory a sweep: what was asked, what came of it, and how far its trials are.
+
+| name | what |
+|---|---|
+| `sweep.json` | what was asked, the plan, versions, and at the end how it went |
+| `journal.jsonl` | a line for every reading of every trial: the truth |
+| `checkpoints/` | the newest state of every trial that may train on |
+| `best/` | the weights of the best trials |
+| `lock` | who writes to the directory |
+
+Nothing in it names another place, so that it may be moved.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import math
+import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from jaxpack import checkpoints
+from jaxpack.checkpoints import Background, Checkpoints
+from jaxpack.journal import Journal, plain
+from jaxpack.lock import Lock
+from jaxpack.types import LaneState
 
 ASKED = "sweep.json"
 JOURNAL = "journal.jsonl"
+CHECKPOINTS = "checkpoints"
+BEST = "best"
+_log = logging.getLogger("jaxpack")
+
+
+class Usage(NamedTuple):
+    """What a sweep's checkpoints have cost.
+
+    Attributes:
+      count: Checkpoints written.
+      seconds: Time spent writing them, beside the training.
+      size_bytes: What the newest take up on disk.
+    """
+
+    count: int = 0
+    seconds: float = 0.0
+    size_bytes: int = 0
 
 
 class Store:
-    """Writes a sweep's directory as the sweep goes.
-
-    `sweep.json` holds what was asked and, at the end, how it went; `journal.jsonl` a
-    line for every reading of every trial, on disk before the next one is looked at.
+    """A sweep's directory while the sweep runs.
 
     Args:
       directory: The directory, made if need be.
-      asked: What `sweep.json` says.
       overwrite: Moves a sweep that is already there aside, to a name with the time.
 
+    Attributes:
+      asked: What `sweep.json` says; empty for a new sweep.
+
     Raises:
-      ValueError: If the directory holds a sweep already, or is a file.
+      ValueError: If the directory is a file, in use, or damaged.
+      OSError: If it cannot be written.
     """
 
-    def __init__(
-        self, directory: str | os.PathLike, asked: Mapping[str, Any], overwrite: bool
-    ):
-        self.directory = check_directory(directory, overwrite)
-        if (self.directory / ASKED).exists():
-            _move_aside(self.directory)
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._asked = dict(asked)
-        self._write()
-        self._journal = (self.directory / JOURNAL).open("a", encoding="utf-8")
+    def __init__(self, directory: str | os.PathLike, overwrite: bool = False):
+        self.directory = Path(directory)
+        if self.directory.exists() and not self.directory.is_dir():
+            raise ValueError(f"directory is {str(self.directory)!r}, which is a file")
+        self.asked: dict[str, Any] = {}
+        self._journal: Journal | None = None
+        self._states = Checkpoints(self.directory / CHECKPOINTS)
+        self._best = Checkpoints(self.directory / BEST)
+        self._best_on_disk: frozenset[tuple[int, int]] = frozenset()
+        self._writer = Background()
+        self._lock = self._enter()
+        try:
+            if overwrite and (self.directory / ASKED).exists():
+                _move_aside(self.directory)  # With its lock, so that nobody enters.
+                self._lock.release()
+                self._lock = self._enter()
+            self.asked = _read_asked(self.directory)
+            if self.asked:
+                self._open_journal()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        # Who interrupts does not want to wait.
+        self.close(wait=kind is None or not issubclass(kind, KeyboardInterrupt))
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """What the journal said when it was opened."""
+        return [] if self._journal is None else self._journal.records
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._writer.busy
+
+    @property
+    def usage(self) -> Usage:
+        """What checkpoints have cost so far."""
+        both = self._states, self._best
+        return Usage(*(sum(getattr(x, f) for x in both) for f in Usage._fields))
+
+    def write(self, **asked: Any) -> None:
+        """Puts things into `sweep.json`; None takes them out."""
+        merged = {**self.asked, **asked}
+        self.asked = {key: value for key, value in merged.items() if value is not None}
+        with self._explained():
+            _write_json(self.directory / ASKED, self.asked)
+        if self._journal is None:
+            self._open_journal()
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Adds a line to the journal, and to the disk."""
-        self._journal.write(json.dumps(plain(record)) + "\n")
-        self._journal.flush()
-        os.fsync(self._journal.fileno())
+        assert self._journal is not None, "sweep.json comes first"
+        with self._explained():
+            self._journal.append(record)
 
-    def finish(self, outcome: Mapping[str, Any]) -> None:
-        """Adds how the sweep went to `sweep.json`."""
-        self._asked["outcome"] = dict(outcome)
-        self._write()
+    def save(
+        self, states: Mapping[int, LaneState], best: Mapping[int, LaneState]
+    ) -> None:
+        """Starts to write a checkpoint, once the one before is complete.
 
-    def close(self) -> None:
-        """Closes the journal."""
-        self._journal.close()
+        Args:
+          states: The newest state of every trial that may train on.
+          best: The best trials' states at their best readings.
+        """
+        states, best = dict(states), dict(best)
+        with self._explained():
+            self._writer.run(lambda: self._save(states, best))
 
-    def _write(self) -> None:
-        path = self.directory / ASKED
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(plain(self._asked), indent=2) + "\n")
-        os.replace(temporary, path)
+    def wait(self) -> None:
+        """Waits until the checkpoint that is being written is complete."""
+        with self._explained():
+            self._writer.wait()
+
+    def load(self, expected: Mapping[int, LaneState]) -> dict[int, LaneState]:
+        """The newest states on disk, of the trials in `expected` (their avals)."""
+        found, wrong = checkpoints.unstack(self._states.load(), expected)
+        for trial_id, reason in wrong.items():
+            _log.warning(
+                "the checkpoint of trial %d is of no use: %s; the trial starts again",
+                trial_id,
+                reason,
+            )
+        return found
+
+    def load_best(self, expected: Mapping[int, LaneState]) -> dict[int, LaneState]:
+        """The best trials' states on disk, of the trials in `expected`."""
+        found, wrong = checkpoints.unstack(self._best.load(), expected)
+        for trial_id, reason in wrong.items():
+            _log.warning("the weights of trial %d are of no use: %s", trial_id, reason)
+        self._best_on_disk = frozenset((i, int(s.step)) for i, s in found.items())
+        return found
+
+    def finish(self) -> None:
+        """Deletes the states that nobody goes on from any more."""
+        with self._explained():
+            self._states.clear()
+
+    def close(self, *, wait: bool = True) -> None:
+        """Lets others write to the directory.
+
+        Args:
+          wait: Whether a checkpoint that is being written is waited for.
+        """
+        if wait:
+            with contextlib.suppress(Exception):  # Another error is on its way.
+                self._writer.wait()
+        if self._journal is not None:
+            self._journal.close()
+        if not (self.directory / ASKED).exists():
+            self._lock.path.unlink(missing_ok=True)
+        self._lock.release()
+
+    def _save(
+        self, states: Mapping[int, LaneState], best: Mapping[int, LaneState]
+    ) -> None:
+        kept = frozenset((i, int(state.step)) for i, state in best.items())
+        try:
+            # The best first: until they are on disk, the states before may be needed.
+            if kept and kept != self._best_on_disk:
+                self._best.save(checkpoints.apart(best))
+                self._best_on_disk = kept
+            if states:
+                self._states.save(checkpoints.stack(states))
+        except Exception as error:  # Orbax may say in other words what the disk says.
+            raise OSError(getattr(error, "errno", None), str(error)) from error
+
+    def _enter(self) -> Lock:
+        with self._explained():
+            self.directory.mkdir(parents=True, exist_ok=True)
+            return Lock(self.directory)
+
+    def _open_journal(self) -> None:
+        with self._explained():
+            self._journal = Journal(self.directory / JOURNAL)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Generator[None]:
+        """Says with an error of the disk what it means for the sweep."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"directory {str(self.directory)!r} cannot be written: {error}; what "
+                "is there is whole: once it can be, the same call goes on from it",
+            ) from error
 
 
-def plain(value: Any) -> Any:
-    """`value` as JSON can hold it: NaN and infinities become None.
-
-    Examples:
-      >>> plain({"score": float("nan"), "static": (("width", 64),)})
-      {'score': None, 'static': [['width', 64]]}
-    """
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return repr(value)
-
-
-def check_directory(directory: str | os.PathLike, overwrite: bool) -> Path:
-    """Returns a sweep's directory as a path, or says why it cannot be that.
+def _read_asked(directory: Path) -> dict[str, Any]:
+    """What `sweep.json` says, or nothing for a new directory.
 
     Raises:
-      ValueError: If it is a file, or holds a sweep and `overwrite` is False.
+      ValueError: If it is damaged, or gone.
     """
-    path = Path(directory)
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"directory is {str(path)!r}, which is a file")
-    if (path / ASKED).exists() and not overwrite:
-        raise ValueError(
-            f"directory {str(path)!r} already holds a sweep; name another one, or "
-            "give overwrite=True, which moves the old one aside"
-        )
-    return path
+    path, journal = directory / ASKED, directory / JOURNAL
+    remedy = "name another directory, or restore the file"
+    if not path.exists():
+        if journal.exists() and journal.stat().st_size:
+            raise ValueError(f"{str(journal)!r} has no {ASKED} beside it; {remedy}")
+        return {}
+    try:
+        asked = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{str(path)!r} is damaged: {error}; {remedy}") from error
+    if not isinstance(asked, dict):
+        raise ValueError(f"{str(path)!r} holds no sweep; {remedy}")
+    return asked
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Replaces a file, all or nothing."""
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(plain(content), indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
 
 
 def _move_aside(directory: Path) -> None:

@@ -1,40 +1,36 @@
-"""The driver: hands ready trials to the workers and scores to the scheduler."""
+"""A sweep: from a task, a space and a scheduler to the best of its trials."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import math
 import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxpack import executables, records, report
+from jaxpack import executables, records, report, resume
 from jaxpack.dimensions import Dimension
+from jaxpack.driver import Driver
 from jaxpack.explain import check_arguments, draw, horizons, plan_sweep
+from jaxpack.interrupt import Interrupts
 from jaxpack.ledger import Ledger, check_seed, choose_metric, weights
-from jaxpack.pack import Reading, Ready
 from jaxpack.planner import Plan
-from jaxpack.progress import Progress, RungCount, Snapshot
+from jaxpack.progress import Progress
 from jaxpack.report import Summary
-from jaxpack.schedulers import Assignment, Brackets, Scheduler
+from jaxpack.schedulers import Scheduler
 from jaxpack.space import Space
-from jaxpack.store import Store, check_directory
+from jaxpack.store import Store
 from jaxpack.task import Task
-from jaxpack.train import in_steps, make_ready
-from jaxpack.types import PAUSED, RUNNING, HParams, Trial, TrialResult
+from jaxpack.types import PAUSED, RUNNING, HParams, TrialResult
 from jaxpack.worker import Pool, Stats
 
 if TYPE_CHECKING:
     import pandas as pd
-
-TICK_SECONDS = 0.5
-"""How often progress is shown while no reading comes."""
 
 
 @dataclasses.dataclass
@@ -192,6 +188,7 @@ def sweep(
     enqueue: Sequence[Mapping[str, Any] | TrialResult] = (),
     keep: int = 1,
     overwrite: bool = False,
+    checkpoint_seconds: float = 60.0,
     on_record: Callable[[dict[str, Any]], None] | None = None,
     progress: bool = True,
 ) -> SweepResult:
@@ -207,16 +204,21 @@ def sweep(
       metric: What trials are ranked by; the task's first metric if None.
       mode: "min" or "max"; told from the metric's name if None.
       seed: Fixes the trials, their weights, dropout masks and the order of the data.
-      directory: Where `sweep.json` and `journal.jsonl` are written, if anywhere.
+      directory: Where the sweep is written, if anywhere. The same call goes on with
+        what is there, and on a sweep that is complete only gives the result; of all
+        arguments, `Hyperband.repeats` or `RandomSearch.num_trials` may be raised, and
+        those that do not change scores may differ.
       engine: "packed", "solo", "fused", or "auto" for what suits the device.
       max_lanes: Widest pack allowed; for "fused", the most trials of one program,
         4 if None.
       workers: Worker threads; a core each on a CPU, one a device elsewhere.
-      max_seconds: Ends the sweep after so long.
+      max_seconds: Ends the sweep, or this part of it, after so long.
       target: Ends the sweep once a trial's score is as good.
       enqueue: Hparams to try first, in place of sampled ones.
       keep: How many of the best trials keep their weights.
-      overwrite: Moves a sweep that is in `directory` aside.
+      overwrite: Moves a sweep that is in `directory` aside, and begins anew.
+      checkpoint_seconds: Longest time between two checkpoints of what is training;
+        more come at the ends of rungs while they take little of the time.
       on_record: Called with each journal line, after it is on disk.
       progress: Whether the plan and the progress are shown.
 
@@ -224,7 +226,11 @@ def sweep(
       Every trial, and the best with its weights.
 
     Raises:
-      ValueError: If an argument is not what it should be.
+      ValueError: If an argument is not what it should be, or the directory is in use,
+        damaged, or another sweep's.
+      OSError: If the directory cannot be written; the sweep can go on later.
+      KeyboardInterrupt: After Ctrl-C or SIGTERM, once the segments that run have ended
+        and a checkpoint is written; at once if it comes twice.
       Exception: Whatever the task's own functions raise for every trial alike.
 
     Examples:
@@ -242,238 +248,149 @@ def sweep(
     check_arguments(task, space, scheduler)
     metric, mode = choose_metric(task, metric, mode)
     seed = check_seed(seed)
-    _check_limits(keep, max_seconds, target)
-    if directory is not None:
-        check_directory(directory, overwrite)  # Before anything that takes long.
+    _check_limits(keep, max_seconds, target, checkpoint_seconds)
     trials = draw(space, scheduler.num_trials, seed, enqueue)
     brackets = scheduler.start(mode, len(trials))
     spes, totals = horizons(task, scheduler, trials)
-    longest = max(-(-t // spe) for t, spe in zip(totals, spes, strict=True))
-    with Progress(progress) as shown:
+    ledger = Ledger(trials, metric, mode, keep)
+    same = resume.identity(
+        task,
+        space,
+        scheduler,
+        trials[: len(enqueue)],
+        metric=metric,
+        mode=mode,
+        seed=seed,
+        engine=engine,
+        max_lanes=max_lanes,
+    )
+    opened = None if directory is None else Store(directory, overwrite)
+    with Progress(progress) as shown, opened or contextlib.nullcontext() as store:
+        past = {} if store is None else store.asked
+        if store is not None and past:
+            resume.check_same(store.directory, past, same)
         shown.message(f"{scheduler}\ntracing the task to see what lanes can share ...")
+        engine = resume.engine_on_record(past, engine)
         made = plan_sweep(task, space, scheduler, trials, engine, max_lanes, workers)
+        same["programs"] = resume.programs(made)
+        if store is not None and past:
+            resume.check_same(store.directory, past, {"programs": same["programs"]})
+            made = resume.obey(made, past)
         shown.message(str(made))
-        asked = _asked(task, space, scheduler, metric, mode, seed, made)
-        asked["trials"] = [dict(trial.hparams) for trial in trials]
-        store = None if directory is None else Store(directory, asked, overwrite)
-        run = _Run(task, scheduler, brackets, trials, spes, totals, made)
-        run.ledger = Ledger(trials, metric, mode, keep)
-        run.store, run.on_record = store, on_record
-        try:
-            with Pool(task.dataset, seed, longest, made.workers, made.fused) as pool:
-                run.drive(pool, shown, max_seconds, target)
-                run.evaluate_winner(pool)
-                result = run.result(pool, seed, space)
-        finally:
-            if store is not None:
-                store.close()
-    if result.directory is not None:
-        _report(result)
+        driver = Driver(
+            scheduler, brackets, trials, spes, totals, made, ledger, store, on_record
+        )
+        driver.checkpoint_seconds = checkpoint_seconds
+        if store is not None and past:
+            driver.resume()
+            shown.message(resume.summary(store.directory, ledger))
+        outcome = past.get("outcome")
+        if driver.done and outcome:
+            stats, tested = Stats(workers=0), outcome["test_metrics"]
+            return _result(driver, seed, space, stats, tested)
+        if store is not None:
+            asked = _asked(task, space, scheduler, metric, mode, seed, made)
+            asked["trials"] = [dict(trial.hparams) for trial in trials]
+            asked["created"] = past.get("created", asked["created"])
+            store.write(**asked, identity=same, outcome=None)
+        return _run(driver, task, seed, space, shown, max_seconds, target)
+
+
+def _run(
+    driver: Driver,
+    task: Task,
+    seed: int,
+    space: Space,
+    shown: Progress,
+    max_seconds: float | None,
+    target: float | None,
+) -> SweepResult:
+    """Trains what there is to train, and writes down what came of it."""
+    longest = max(-(-t // s) for t, s in zip(driver.totals, driver.spes, strict=True))
+    plan = driver.plan
+    with Pool(task.dataset, seed, longest, plan.workers, plan.fused) as pool:
+        with Interrupts() as interrupts:
+            driver.drive(pool, shown, interrupts, max_seconds, target)
+        if driver.interrupted:
+            kept = "without a directory, nothing of the sweep is kept"
+            if driver.store is not None:
+                kept = f"the same call goes on from {str(driver.store.directory)!r}"
+            raise KeyboardInterrupt(f"ended by {driver.interrupted}; {kept}")
+        test_metrics = _evaluate_winner(driver, task, pool)
+        stats = pool.stats()
+        stats.timeline = pool.timeline()
+    if driver.store is None:
+        return _result(driver, seed, space, stats, test_metrics)
+    if driver.done:  # Else it has been done.
+        driver.save()
+        driver.store.wait()
+    usage = driver.store.usage
+    stats.checkpoints, stats.checkpoint_bytes = usage.count, usage.size_bytes
+    stats.checkpoint_seconds = usage.seconds
+    result = _result(driver, seed, space, stats, test_metrics)
+    best = result.incumbents[0] if result.incumbents else None
+    driver.store.write(
+        outcome={
+            "best_trial": best and best.trial_id,
+            "best_score": best and best.score,
+            "test_metrics": test_metrics,
+            "stopped": driver.stopped,
+            "stats": dataclasses.asdict(stats),
+        }
+    )
+    if driver.done:
+        driver.store.finish()
+    _report(result)
     return result
 
 
-class _Run:
-    """One sweep while it runs."""
+def _evaluate_winner(driver: Driver, task: Task, pool: Pool) -> dict[str, float] | None:
+    """Evaluates the best weights on the test split, which nothing else looks at."""
+    best = driver.ledger.incumbents[:1]
+    if task.dataset.test is None or not best or best[0].state is None:
+        return None
+    ready = driver.ready(best[0].trial_id, best[0].steps, ())
+    return pool.evaluate(ready, best[0].state, "test")
 
-    ledger: Ledger
-    store: Store | None = None
-    on_record: Callable[[dict[str, Any]], None] | None = None
 
-    def __init__(
-        self,
-        task: Task,
-        scheduler: Scheduler,
-        brackets: Brackets,
-        trials: Sequence[Trial],
-        spes: Sequence[int],
-        totals: Sequence[int],
-        made: Plan,
-    ):
-        self.task, self.scheduler, self.brackets = task, scheduler, brackets
-        self.trials, self.spes, self.totals, self.plan = trials, spes, totals, made
-        self.history: list[dict[str, Any]] = []
-        self.stopped: str | None = None
-        self.test_metrics: dict[str, float] | None = None
-        self._ready: dict[int, Ready] = {}
-
-    def drive(
-        self,
-        pool: Pool,
-        shown: Progress,
-        max_seconds: float | None,
-        target: float | None,
-    ) -> None:
-        """Runs the sweep until the scheduler is done or a limit is reached."""
-        start = time.monotonic()
-        self._submit(pool, self.brackets.ready())
-        while not self.brackets.done:
-            shown.update(self._snapshot(pool))
-            reading = pool.get(TICK_SECONDS)
-            if reading is not None:
-                self._submit(pool, self._read(reading))
-            if target is not None and self._reached(target):
-                self.stopped = "target"
-            elif max_seconds is not None and time.monotonic() - start > max_seconds:
-                self.stopped = "max_seconds"
-            if self.stopped and not self.brackets.done:
-                pool.close()
-                break
-        shown.update(self._snapshot(pool))
-
-    def evaluate_winner(self, pool: Pool) -> None:
-        """Evaluates the best weights on the test split, which nothing else looks at."""
-        if self.task.dataset.test is None or not self.ledger.incumbents:
-            return
-        best = self.ledger.incumbents[0]
-        self.test_metrics = pool.evaluate(
-            self._ready[best.trial_id], best.state, "test"
+def _result(
+    driver: Driver,
+    seed: int,
+    space: Space,
+    stats: Stats,
+    test_metrics: dict[str, float] | None,
+) -> SweepResult:
+    """Everything as the user sees it."""
+    ledger, trials = driver.ledger, []
+    for trial_id, status in driver.brackets.statuses.items():
+        status = PAUSED if status == RUNNING else status
+        ledger.records[trial_id].state = None
+        where = driver.place(trial_id)
+        trials.append(ledger.result(trial_id, status, **where, seed=seed))
+    incumbents = [
+        dataclasses.replace(
+            trials[best.trial_id],
+            score=best.score,
+            steps=best.steps,
+            **({} if best.state is None else weights(best.state)),
         )
-
-    def result(self, pool: Pool, seed: int, space: Space) -> SweepResult:
-        """Everything as the user sees it; also written to `sweep.json`."""
-        statuses = self.brackets.statuses
-        trials = []
-        for trial in self.trials:
-            i = trial.trial_id
-            status = PAUSED if statuses[i] == RUNNING else statuses[i]
-            self.ledger.records[i].state = None
-            trials.append(self.ledger.result(i, status, **self._place(i), seed=seed))
-        incumbents = [
-            dataclasses.replace(
-                trials[best.trial_id],
-                score=best.score,
-                steps=best.steps,
-                **weights(best.state),
-            )
-            for best in self.ledger.incumbents
-        ]
-        stats = pool.stats()
-        stats.packs = tuple(pack.row() for pack in self.plan.packs)
-        stats.timeline = pool.timeline()
-        directory = None if self.store is None else self.store.directory
-        if self.store is not None:
-            best = self.ledger.incumbents[0] if incumbents else None
-            self.store.finish(
-                {
-                    "best_trial": best and best.trial_id,
-                    "best_score": best and best.score,
-                    "test_metrics": self.test_metrics,
-                    "stopped": self.stopped,
-                    "stats": dataclasses.asdict(stats),
-                }
-            )
-        return SweepResult(
-            trials=trials,
-            incumbents=incumbents,
-            history=self.history,
-            stats=stats,
-            plan=self.plan,
-            metric=self.ledger.metric,
-            mode=self.ledger.mode,
-            unit=self.scheduler.unit,
-            stopped=self.stopped,
-            test_metrics=self.test_metrics,
-            directory=directory,
-            dims=space.every_dim,
-        )
-
-    def _submit(self, pool: Pool, assignments: Sequence[Assignment]) -> None:
-        """Hands trials to the workers; those that cannot be built fail here."""
-        waiting = list(assignments)
-        ready = []
-        while waiting:
-            given = waiting.pop()
-            i = given.trial_id
-            if i in self.plan.failed:
-                self.ledger.fail(i, self.plan.failed[i])
-                self._record({"trial_id": i, **self._place(i)}, math.nan)
-                waiting += self._report(i, math.nan)
-                continue
-            unit = self.scheduler.unit
-            given_to_worker = make_ready(
-                self.trials[i],
-                self.plan,
-                order=(-given.remaining, i),
-                stops=(in_steps(given.resource, unit, self.spes[i]),),
-                total_steps=self.totals[i],
-                state=self.ledger.records[i].state,
-            )
-            ready.append(given_to_worker)
-            self._ready[i] = given_to_worker._replace(state=None)
-        pool.submit(ready)
-
-    def _read(self, reading: Reading) -> list[Assignment]:
-        """Books a reading and lets the scheduler decide."""
-        i = reading.trial_id
-        where = self._place(i)
-        score = self.ledger.read(reading, self.spes[i], where)
-        row = {"trial_id": i, **self.ledger.records[i].rows[-1]}
-        self.history.append(row)
-        self._record(row, score)
-        return self._report(i, score)
-
-    def _report(self, trial_id: int, score: float) -> list[Assignment]:
-        promoted = self.brackets.report(trial_id, score)
-        for trial, status in self.brackets.statuses.items():
-            if status not in (PAUSED, RUNNING):
-                self.ledger.records[trial].state = None
-        return promoted
-
-    def _record(self, row: Mapping[str, Any], score: float) -> None:
-        record = self.ledger.records[row["trial_id"]]
-        line = {
-            **row,
-            "score": score,
-            "seconds": round(record.seconds, 6),
-            "first_bad_step": record.first_bad_step,
-            "reason": record.reason,
-            "hparams": dict(record.trial.hparams),
-            "time": round(time.time(), 3),
-        }
-        if self.store is not None:
-            self.store.append(line)
-        if self.on_record is not None:
-            try:
-                self.on_record(line)
-            except Exception as error:
-                self.on_record = None
-                warnings.warn(
-                    f"on_record raised {type(error).__name__}: {error}; it is not "
-                    "called again",
-                    stacklevel=2,
-                )
-
-    def _place(self, trial_id: int) -> dict[str, int]:
-        return {
-            "bracket": self.brackets.bracket_of(trial_id),
-            "rung": self.brackets.rung_of(trial_id),
-        }
-
-    def _reached(self, target: float) -> bool:
-        best = self.ledger.incumbents[:1]
-        if self.ledger.mode == "min":
-            return any(incumbent.score <= target for incumbent in best)
-        return any(incumbent.score >= target for incumbent in best)
-
-    def _snapshot(self, pool: Pool) -> Snapshot:
-        stats = pool.stats()
-        rungs = self.brackets.rungs()
-        ahead = sum((rung.num_trials - rung.num_done) * rung.step for rung in rungs)
-        mean_spe = sum(self.spes) / len(self.spes)
-        steps_ahead = ahead * (mean_spe if self.scheduler.unit == "epochs" else 1)
-        best = self.ledger.incumbents[0] if self.ledger.incumbents else None
-        return Snapshot(
-            stats=stats,
-            total_lane_steps=stats.lane_steps + round(steps_ahead),
-            rungs=tuple(
-                RungCount(r.bracket, r.rung, r.resource, r.num_trials, r.num_done)
-                for r in rungs
-            ),
-            unit=self.scheduler.unit,
-            metric=self.ledger.metric,
-            best=None if best is None else best.score,
-            best_trial=None if best is None else best.trial_id,
-        )
+        for best in ledger.incumbents
+    ]
+    stats.packs = tuple(pack.row() for pack in driver.plan.packs)
+    return SweepResult(
+        trials=trials,
+        incumbents=incumbents,
+        history=driver.history,
+        stats=stats,
+        plan=driver.plan,
+        metric=ledger.metric,
+        mode=ledger.mode,
+        unit=driver.scheduler.unit,
+        stopped=driver.stopped,
+        test_metrics=test_metrics,
+        directory=None if driver.store is None else driver.store.directory,
+        dims=space.every_dim,
+    )
 
 
 def _report(result: SweepResult) -> None:
@@ -487,14 +404,25 @@ def _report(result: SweepResult) -> None:
         )
 
 
-def _check_limits(keep: int, max_seconds: float | None, target: float | None) -> None:
-    for name, value in (("max_seconds", max_seconds), ("target", target)):
+def _check_limits(
+    keep: int,
+    max_seconds: float | None,
+    target: float | None,
+    checkpoint_seconds: float,
+) -> None:
+    numbers = {"max_seconds": max_seconds, "target": target}
+    for name, value in numbers.items():
         if value is not None and not isinstance(value, int | float | np.number):
             raise ValueError(f"{name} is {value!r}; it must be a number or None")
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
         raise ValueError(f"keep is {keep!r}; it must be a whole number >= 1")
     if max_seconds is not None and not max_seconds > 0:
         raise ValueError(f"max_seconds is {max_seconds!r}; it must be above 0")
+    number = isinstance(checkpoint_seconds, int | float | np.number)
+    if not number or not checkpoint_seconds > 0:
+        raise ValueError(
+            f"checkpoint_seconds is {checkpoint_seconds!r}; it must be a number above 0"
+        )
 
 
 def _asked(
@@ -507,7 +435,9 @@ def _asked(
     made: Plan,
 ) -> dict[str, Any]:
     """What `sweep.json` says about a sweep before it has run."""
-    names = ("jaxpack", "jax", "flax", "optax", "numpy")
+    plan = [
+        {**pack.row(), "program": pack.spec.program.fingerprint} for pack in made.packs
+    ]
     return {
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "dataset": {
@@ -525,14 +455,7 @@ def _asked(
         "seed": seed,
         "device": made.workers[0].device_kind,
         "workers": len(made.workers),
-        "plan": [pack.row() for pack in made.packs],
+        "plan": plan,
         "hparams": [finding._asdict() for finding in made.findings],
-        "versions": {name: _version(name) for name in names},
+        "versions": resume.versions(),
     }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:  # Imported from a checkout.
-        return None

@@ -20,7 +20,7 @@ from jaxpack.types import HParams, PyTree
 # fmt: off
 RESERVED = frozenset({
     "loss", "train_loss", "epochs", "steps", "bracket", "rung", "score", "status",
-    "seconds", "reason", "trial_id", "hparams",
+    "seconds", "reason", "trial_id", "hparams", "first_bad_step", "not_finite", "crc",
 })
 # fmt: on
 """What the rows of a trial's history and table hold besides its metrics."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -62,6 +63,49 @@ def zeros(tree: PyTree) -> PyTree:
 def to_host(tree: PyTree) -> PyTree:
     """Copies a pytree of arrays into numpy arrays that share no device memory."""
     return jax.tree.map(np.array, jax.device_get(tree))
+
+
+def named(tree: PyTree) -> dict[str, Any]:
+    """The leaves in nested dicts by name, whatever containers they are in.
+
+    Empty containers are left out.
+
+    Examples:
+      >>> named(({"w": 1}, [2, 3]))
+      {'0': {'w': 1}, '1': {'0': 2, '1': 3}}
+    """
+    root: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        *parents, name = names(path)
+        node = root
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = leaf
+    return root
+
+
+def unnamed(nested: Mapping[str, Any], like: PyTree) -> PyTree:
+    """The inverse of `named`: the leaves in the containers that `like` has.
+
+    Raises:
+      ValueError: If the names are not those of `like`.
+
+    Examples:
+      >>> unnamed({"0": {"w": 1}, "1": {"0": 2, "1": 3}}, ({"w": 0}, [0, 0]))
+      ({'w': 1}, [2, 3])
+    """
+    leaves = {names(path): leaf for path, leaf in jax.tree.leaves_with_path(nested)}
+    paths, structure = jax.tree.flatten_with_path(like)
+    expected = [names(path) for path, _ in paths]
+    for name in {*leaves} ^ {*expected}:
+        has = "has" if name in leaves else "lacks"
+        raise ValueError(f"{has} {'.'.join(name)}")
+    return jax.tree.unflatten(structure, [leaves[name] for name in expected])
+
+
+def names(path: Any) -> tuple[str, ...]:
+    """The parts of a leaf's path as plain text."""
+    return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
 
 
 def size_bytes(tree: PyTree) -> int:

@@ -48,6 +48,9 @@ class Stats:
       wall_seconds: Time from start to end.
       occupancy: Share of the lane-steps computed that trained a trial.
       workers: Worker threads.
+      checkpoints: Checkpoints written to disk.
+      checkpoint_seconds: Time spent writing them, beside the training.
+      checkpoint_bytes: What the newest took up on disk.
       packs: A row a pack: its engine, width, trials, static hparams and why.
       timeline: The seconds and lane-steps above, and lane-steps `computed` (those of
         empty lanes too), by time; see `Timeline.row`.
@@ -65,6 +68,9 @@ class Stats:
     wall_seconds: float = 0.0
     occupancy: float = 1.0
     workers: int = 1
+    checkpoints: int = 0
+    checkpoint_seconds: float = 0.0
+    checkpoint_bytes: int = 0
     packs: tuple[dict[str, Any], ...] = dataclasses.field(default=(), repr=False)
     timeline: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
 
@@ -96,6 +102,8 @@ class Pool:
         self._ready: list[Ready] = []
         self._condition = threading.Condition()
         self._closed = False
+        self._asked: set[threading.Thread] = set()  # workers that are to hand in
+        self._handed: dict[int, LaneState] = {}
         self._smaller: dict[PackSpec, PackSpec] = {}  # packs that did not fit
         self._fused = dict(fused or {})
         self._usage: Counter[str] = Counter()
@@ -120,8 +128,9 @@ class Pool:
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        # Who interrupts does not want to wait.
+        self.close(wait=kind is None or not issubclass(kind, KeyboardInterrupt))
 
     def submit(self, trials: Iterable[Ready]) -> None:
         """Adds ready trials."""
@@ -158,13 +167,32 @@ class Pool:
         )
         return as_floats(metrics)
 
-    def close(self) -> None:
-        """Lets every worker finish its segment, and ends them."""
+    def close(self, *, wait: bool = True) -> None:
+        """Lets every worker finish its segment, and ends them.
+
+        Args:
+          wait: Whether to wait until they have ended.
+        """
         with self._condition:
             self._closed = True
             self._condition.notify_all()
-        for worker in self._workers:
+        for worker in self._workers if wait else ():
             worker.join()
+
+    def ask(self) -> None:
+        """Asks the workers to hand in copies of the states they train.
+
+        Each does so when its segment ends, at the latest as it ends itself.
+        """
+        with self._condition:
+            self._asked = set(self._workers)
+            self._condition.notify_all()
+
+    def handed(self) -> tuple[dict[int, LaneState], bool]:
+        """The states handed in since the last call, and whether those are all."""
+        with self._condition:
+            states, self._handed = self._handed, {}
+            return states, not self._asked
 
     def stats(self) -> Stats:
         """What has been done so far."""
@@ -214,6 +242,8 @@ class Pool:
                         self._count(pack)
                         trials += pack.rescue()
                     self._make_do(members, trials, error)
+                self._hand_in(packs)
+            self._hand_in(packs)
         except BaseException as error:
             self._events.put(error)
 
@@ -311,6 +341,7 @@ class Pool:
                     _, members = min(choices, key=lambda choice: choice[0])
                     free = packs[members].free if members in packs else _lanes(members)
                     return members, self._take(free)
+                self._hand_in(packs)
                 self._condition.wait()
         return None
 
@@ -323,6 +354,17 @@ class Pool:
             (taken if fits else left).append(ready)
         self._ready = left
         return taken
+
+    def _hand_in(self, packs: Mapping[tuple[PackSpec, ...], Bundle]) -> None:
+        """Copies the states of a worker's trials to the host, if that is asked for."""
+        worker = threading.current_thread()
+        if worker not in self._asked:
+            return
+        states = [bundle.states() for bundle in packs.values() if bundle.live]
+        with self._condition:
+            for some in states:
+                self._handed.update(some)
+            self._asked.discard(worker)
 
     def _count(self, bundle: Bundle) -> None:
         with self._condition:

@@ -19,8 +19,9 @@ LAYERS = (
     {"task", "step", "probe", "detect"},
     {"engines"},
     {"executables", "planner", "tune", "pack", "bundle", "worker"}
-    | {"store", "records", "weights"},
-    {"ledger", "sweep", "train", "explain", "report", "progress"} | {"load", "exports"},
+    | {"store", "checkpoints", "interrupt", "journal", "lock", "records", "weights"},
+    {"ledger", "resume", "driver", "sweep", "train", "explain", "progress"}
+    | {"report", "load", "exports"},
 )
 LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 
@@ -53,12 +54,21 @@ SIDEWAYS = {
     ("records", "store"),
     ("worker", "pack"),
     ("train", "ledger"),
+    ("store", "checkpoints"),
+    ("store", "journal"),
+    ("store", "lock"),
+    ("resume", "ledger"),
+    ("driver", "ledger"),
+    ("driver", "progress"),
+    ("driver", "resume"),
+    ("driver", "train"),
+    ("sweep", "driver"),
     ("sweep", "ledger"),
     ("sweep", "progress"),
+    ("sweep", "resume"),
     ("report", "progress"),
     ("sweep", "explain"),
     ("sweep", "report"),
-    ("sweep", "train"),
     ("load", "report"),
     ("load", "sweep"),
     ("exports", "load"),
