@@ -73,7 +73,7 @@ def test_all_is_as_it_was(swept_directory, directory):
         result.best.score,
         result.best.steps,
     )
-    assert best.params is None
+    jax.tree.map(np.testing.assert_array_equal, best.params, result.best.params)
     assert loaded.stats.lane_epochs == result.stats.lane_epochs
     assert [t.trial_id for t in loaded.top(3)] == [t.trial_id for t in result.top(3)]
     assert list(loaded.to_pandas().columns) == list(result.to_pandas().columns)
