@@ -94,9 +94,8 @@ def nn_flat(width):
     return Flat(width=width)
 
 
-@pytest.mark.parametrize("evaluate_every", [None, 1])
-def test_neighbours_change_no_bit(tiny_dataset, evaluate_every):
-    options = {"evaluate_every": evaluate_every}
+def test_neighbours_change_no_bit(tiny_dataset):
+    options = {"evaluate_every": 1}
     plain = train(tiny_dataset, **options)
     # The first neighbour leaves early, the last one fails: its steps overflow.
     others = [UNLIKE[0] | {"learning_rate": 0.9}, UNLIKE[1]]
@@ -106,8 +105,6 @@ def test_neighbours_change_no_bit(tiny_dataset, evaluate_every):
     assert difference(changed[1].params, plain[1].params) == 0
     assert difference(changed[1].opt_state, plain[1].opt_state) == 0
     assert changed[2].status == "FAILED" and changed[2].first_bad_step >= 1
-    alone = train(tiny_dataset, [others[2]], engine="solo", seed=0)
-    assert alone[0].first_bad_step is not None
 
 
 def test_like_trials_are_fused_too(tiny_dataset, monkeypatch):
@@ -136,10 +133,6 @@ def test_a_sweep_swaps_trials_without_compiling_again(tiny_dataset):
     assert 0 < result.stats.occupancy <= 1
     assert {row["engine"] for row in result.stats.packs} == {"fused"}
     assert {row["lanes"] for row in result.stats.packs} == {4}
-    solo = jp.sweep(
-        mlp_task(tiny_dataset), dims, jp.Hyperband(9), **options | {"engine": "solo"}
-    )
-    assert result.best_score == pytest.approx(solo.best_score, abs=0.05)
 
 
 def bundle_of(dataset, engines):
@@ -284,8 +277,11 @@ def test_fused_is_chosen_where_it_measures_faster(
         assert found.spec.engine == "packed"  # What was usual for each stays.
         assert ("not fused, by measurement" in found.reason) != fused
         assert dict(found.measured)["fused of 2"] == pytest.approx(together, abs=0.01)
+    if not fused:
+        return
+    executables.clear()
     result = jp.sweep(*arguments, workers=2, progress=False)
-    assert ("advance_fused" in result.stats.compiles_by_name) <= fused
+    assert result.stats.compiles_by_name["advance_fused"] == 1
     assert all(t.status == "COMPLETE" for t in result.trials)
 
 
