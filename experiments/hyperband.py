@@ -165,9 +165,9 @@ def bounds(scheduler: Scheduler, lanes: int | None) -> dict[str, float]:
 
     Examples:
       >>> bounds(jp.Hyperband(81), None)
-      {'resumed': 1.125, 'within_rungs': 4.393, 'across_brackets': 21.96}
+      {'resumed': 1.203, 'within_rungs': 4.696, 'across_brackets': 23.48}
       >>> bounds(jp.Hyperband(81), 2)["across_brackets"]
-      2.251
+      2.406
     """
     resumed = scheduler.total_resource(resume=False) / scheduler.total_resource()
     free = {

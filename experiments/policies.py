@@ -209,7 +209,7 @@ def run(flags: Flags) -> dict[str, Any]:
     problem = paper.Problem(flags.model, flags.dataset)
     if flags.smoke:
         problem = dataclasses.replace(paper.SMOKE, width=64)
-        small = {"max_resource": 9, "size": 4, "fused": 2, "repeats": 5}
+        small = {"max_resource": 9, "size": 4, "fused": 2, "repeats": 3}
         flags = dataclasses.replace(flags, **small)
     calls = sweeps(problem, flags)
     first = {way: call() for way, call in calls.items()}
