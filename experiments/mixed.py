@@ -13,7 +13,8 @@ where it stopped, and compares the scores. With the engine `fused` unlike trials
 been side by side in one program. Expect scores equal to the bit where the sweep has
 chosen `solo` itself, as on a CPU, and else equal but for single examples.
 
-The models are narrow, so that it takes some minutes on two CPU cores.
+The models are narrow and begin with the strides for large images, so that it takes
+some minutes on two CPU cores.
 """
 
 from __future__ import annotations
@@ -77,10 +78,14 @@ def make_model(hp: jp.HParams) -> nn.Module:
     if hp.model == "mlp":
         return jp.models.MLP(64, dropout=hp.dropout, num_classes=9)
     if hp.model == "resnet":
-        return jp.models.ResNet(8, width=4, num_classes=9)
+        return jp.models.ResNet(8, width=8, stem="imagenet", num_classes=9)
     if hp.model == "mobilenet":
-        return jp.models.MobileNetV2(stages=STAGES, features=64, num_classes=9)
-    return jp.models.DenseNet(10, growth=4, dropout=hp.dropout, num_classes=9)
+        return jp.models.MobileNetV2(
+            stages=STAGES, features=64, stem="imagenet", num_classes=9
+        )
+    return jp.models.DenseNet(
+        10, growth=8, stem="imagenet", dropout=hp.dropout, num_classes=9
+    )
 
 
 def make_optimizer(hp: jp.HParams) -> optax.GradientTransformation:
