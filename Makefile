@@ -35,8 +35,8 @@ bench: $(STAMP)  ## Time steps and sweeps on this machine, in under 15 minutes
 bench-gpu:  ## Check and time on a GPU, with PYTHON as it is: no .venv is needed
 	PYTHONPATH=. $(PYTHON) -m experiments.bench_gpu $(ARGS)
 
-experiments: $(STAMP)  ## Run the experiments at a small size
-	$(BIN)/python -m experiments.digits_hyperband --max-resource 9 $(ARGS)
+experiments: $(STAMP)  ## Run the paper's study at a small size, in under 20 minutes
+	$(BIN)/python -m experiments.table $(ARGS)
 
 clean:  ## Remove .venv, caches and build products, but no results in runs/
 	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis

@@ -308,12 +308,16 @@ def _try(
     except Exception as error:
         reasons[name], found.hints[name] = _explain(error)
         return None
-    if jax.tree.structure(traced.state) != jax.tree.structure(python.state):
+    expected = python.state
+    if choices := tuple(lane for lane in lanes if lane.options):
+        # A switched optimizer has the states of all options once it is traced.
+        expected = expected._replace(opt_state=probe.trace(choices).state.opt_state)
+    if jax.tree.structure(traced.state) != jax.tree.structure(expected):
         reasons[name] = "the model's or optimizer's structure depends on it"
         return None
     for (path, a), b in zip(
         jax.tree_util.tree_leaves_with_path(traced.state),
-        jax.tree.leaves(python.state),
+        jax.tree.leaves(expected),
         strict=True,
     ):
         if (a.shape, a.dtype) != (b.shape, b.dtype):

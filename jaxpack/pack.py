@@ -16,7 +16,7 @@ import numpy as np
 from jaxpack import executables, step, trees
 from jaxpack.data import Dataset, deck, window_epochs
 from jaxpack.engines import PackSpec
-from jaxpack.types import LaneState, PyTree
+from jaxpack.types import HParams, LaneState, PyTree
 
 SEGMENT_SECONDS = 2.0
 """Longest a segment should run, so that progress shows and a stop is heeded."""
@@ -39,6 +39,7 @@ class Ready(NamedTuple):
       state: Where it goes on from, on the host; None to initialise it.
       step: Steps it has taken.
       stops: Steps at which it is evaluated, ascending; after the last it is done.
+      hparams: Its hparams, by which a policy chooses its companions.
     """
 
     order: tuple[float, ...]
@@ -49,6 +50,7 @@ class Ready(NamedTuple):
     state: LaneState | None
     step: int
     stops: tuple[int, ...]
+    hparams: HParams = HParams({})
 
 
 class Reading(NamedTuple):

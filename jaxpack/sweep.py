@@ -20,6 +20,7 @@ from jaxpack.explain import check_arguments, draw, horizons, plan_sweep
 from jaxpack.interrupt import Interrupts
 from jaxpack.ledger import Ledger, check_seed, choose_metric, weights
 from jaxpack.planner import Plan
+from jaxpack.policies import Policy, named, none
 from jaxpack.progress import Progress
 from jaxpack.report import Summary
 from jaxpack.schedulers import Scheduler
@@ -183,6 +184,7 @@ def sweep(
     engine: str = "auto",
     max_lanes: int | None = None,
     workers: int | None = None,
+    policy: str | None = None,
     max_seconds: float | None = None,
     target: float | None = None,
     enqueue: Sequence[Mapping[str, Any] | TrialResult] = (),
@@ -212,6 +214,11 @@ def sweep(
       max_lanes: Widest pack allowed; for "fused", the most trials of one program,
         4 if None.
       workers: Worker threads; a core each on a CPU, one a device elsewhere.
+      policy: Which ready trials are packed together: "none" trains each alone (engine
+        "solo", unless one is named), "random", "equal_batch" and "nearest" choose
+        companions for the first as in the paper; None takes them in the planner's
+        order. Of trials of one program it chooses those that share a pack; with
+        engine "fused" it also chooses what is fused, and each new choice is compiled.
       max_seconds: Ends the sweep, or this part of it, after so long.
       target: Ends the sweep once a trial's score is as good.
       enqueue: Hparams to try first, in place of sampled ones.
@@ -249,6 +256,9 @@ def sweep(
     metric, mode = choose_metric(task, metric, mode)
     seed = check_seed(seed)
     _check_limits(keep, max_seconds, target, checkpoint_seconds)
+    packing = None if policy is None else named(policy, space, seed)
+    if packing is none:
+        engine, max_lanes = "solo" if engine == "auto" else engine, 1
     trials = draw(space, scheduler.num_trials, seed, enqueue)
     brackets = scheduler.start(mode, len(trials))
     spes, totals = horizons(task, scheduler, trials)
@@ -293,7 +303,7 @@ def sweep(
             asked["trials"] = [dict(trial.hparams) for trial in trials]
             asked["created"] = past.get("created", asked["created"])
             store.write(**asked, identity=same, outcome=None)
-        return _run(driver, task, seed, space, shown, max_seconds, target)
+        return _run(driver, task, seed, space, shown, packing, max_seconds, target)
 
 
 def _run(
@@ -302,13 +312,14 @@ def _run(
     seed: int,
     space: Space,
     shown: Progress,
+    packing: Policy | None,
     max_seconds: float | None,
     target: float | None,
 ) -> SweepResult:
     """Trains what there is to train, and writes down what came of it."""
     longest = max(-(-t // s) for t, s in zip(driver.totals, driver.spes, strict=True))
     plan = driver.plan
-    with Pool(task.dataset, seed, longest, plan.workers, plan.fused) as pool:
+    with Pool(task.dataset, seed, longest, plan.workers, plan.fused, packing) as pool:
         with Interrupts() as interrupts:
             driver.drive(pool, shown, interrupts, max_seconds, target)
         if driver.interrupted:

@@ -188,6 +188,7 @@ def make_ready(
         state=state,
         step=0 if state is None else int(state.step),
         stops=stops,
+        hparams=trial.hparams,
     )
 
 

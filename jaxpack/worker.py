@@ -25,6 +25,7 @@ from jaxpack.data import Dataset
 from jaxpack.engines import PackSpec
 from jaxpack.executables import CompileLog, out_of_memory, settings, under
 from jaxpack.pack import Feed, Reading, Ready, Usage, as_floats, evaluation
+from jaxpack.policies import Candidate, Policy
 from jaxpack.timeline import Timeline
 from jaxpack.types import LaneState
 
@@ -84,6 +85,9 @@ class Pool:
       num_epochs: Epochs that the longest trial may train.
       devices: One for each worker; a device may be named more than once.
       fused: For each pack that shares its program with others, all of that program's.
+      policy: Chooses which ready trials share a pack; None takes them in their order.
+        Where single trials are fused, it also chooses what is fused: each choice of
+        unlike trials is compiled as it comes.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class Pool:
         num_epochs: int,
         devices: Sequence[jax.Device],
         fused: Mapping[PackSpec, tuple[PackSpec, ...]] | None = None,
+        policy: Policy | None = None,
     ):
         self.seed = seed
         self.log = CompileLog()
@@ -106,6 +111,8 @@ class Pool:
         self._handed: dict[int, LaneState] = {}
         self._smaller: dict[PackSpec, PackSpec] = {}  # packs that did not fit
         self._fused = dict(fused or {})
+        self._policy = policy
+        self._most = max(map(len, self._fused.values()), default=1)
         self._usage: Counter[str] = Counter()
         self._timeline = Timeline()
         self._steps: Counter[int] = Counter()  # lane-steps by steps an epoch
@@ -305,6 +312,9 @@ class Pool:
 
     def _halve(self, members: tuple[PackSpec, ...]) -> None:
         """Has half of the packs, or a pack half as wide, in the place of these."""
+        if self._free_to_fuse(members):
+            self._most = min(self._most, len(members) // 2)
+            return
         if len(members) == 1:
             (spec,) = members
             narrower = dataclasses.replace(spec, num_lanes=spec.num_lanes // 2)
@@ -335,7 +345,7 @@ class Pool:
         """
         with self._condition:
             while not self._closed:
-                choices = [(r.order, self._members(r.pack)) for r in self._ready[:1]]
+                choices = [(r.order, self._to_build()) for r in self._ready[:1]]
                 choices += [(p.order, m) for m, p in packs.items() if p.live]
                 if choices:
                     _, members = min(choices, key=lambda choice: choice[0])
@@ -345,15 +355,47 @@ class Pool:
                 self._condition.wait()
         return None
 
+    def _to_build(self) -> tuple[PackSpec, ...]:
+        """The packs that the first ready trial is advanced in."""
+        first = self._ready[0].pack
+        members = self._members(first)
+        if not self._free_to_fuse(members):
+            return members
+        chosen = self._by_policy(self._ready, self._most)
+        # In one order, so that equal choices are one program.
+        specs = list(dict.fromkeys(spec for m in self._fused.values() for spec in m))
+        places = sorted(specs.index(self._ready[i].pack) for i in chosen)
+        return tuple(specs[i] for i in places)
+
+    def _free_to_fuse(self, members: tuple[PackSpec, ...]) -> bool:
+        """Whether it is a policy that puts these packs together."""
+        fused = all(m in self._fused and m.engine == "solo" for m in members)
+        return self._policy is not None and fused
+
     def _take(self, free: Counter[PackSpec]) -> list[Ready]:
-        """The first ready trials that fit into free lanes; they are not ready then."""
-        taken, left = [], []
-        for ready in self._ready:
-            fits = free[ready.pack] > 0
-            free[ready.pack] -= fits
-            (taken if fits else left).append(ready)
-        self._ready = left
-        return taken
+        """Ready trials that fit into free lanes; they are not ready any more then.
+
+        The first ones, or the first and the companions that the policy chooses.
+        """
+        order = list(range(len(self._ready)))
+        fitting = [i for i in order if free[self._ready[i].pack]]
+        if self._policy is not None and fitting:
+            candidates = [self._ready[i] for i in fitting]
+            chosen = self._by_policy(candidates, free.total())
+            order = [fitting[place] for place in chosen]
+        taken = []
+        for i in order:
+            if free[self._ready[i].pack] > 0:
+                free[self._ready[i].pack] -= 1
+                taken.append(i)
+        trials = [self._ready[i] for i in taken]
+        self._ready = [r for i, r in enumerate(self._ready) if i not in set(taken)]
+        return trials
+
+    def _by_policy(self, ready: Sequence[Ready], size: int) -> list[int]:
+        """The places of the first of some trials and of its companions."""
+        assert self._policy is not None
+        return self._policy([Candidate(r.hparams, r.pack) for r in ready], size)
 
     def _hand_in(self, packs: Mapping[tuple[PackSpec, ...], Bundle]) -> None:
         """Copies the states of a worker's trials to the host, if that is asked for."""

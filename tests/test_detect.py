@@ -117,6 +117,30 @@ def test_strings(tiny_dataset):
         )
 
 
+def test_optimizers(tiny_dataset):
+    def switched(hp):
+        branches = {"sgd": optax.sgd(hp.lr), "adam": optax.adam(hp.lr)}
+        return jp.optimizers.switch(hp.kind, branches)
+
+    def chosen(hp):
+        return {"sgd": optax.sgd, "adam": optax.adam}[hp.kind](hp.lr)
+
+    space = {"lr": jp.log_uniform(1e-3, 1e-1), "kind": jp.choice("sgd", "adam")}
+    for optimizer, per_lane in ((switched, True), (chosen, False)):
+        assert found(tiny_dataset, lambda hp: MLP(), optimizer, **space) == {
+            "lr": True,
+            "kind": per_lane,
+        }
+    trials = [{"lr": 0.01, "kind": name} for name in ("sgd", "adam")]
+    tasks = [jp.Task(lambda hp: MLP(), tx, tiny_dataset) for tx in (switched, chosen)]
+    together, alone = (
+        jp.train(task, trials, epochs=3, engine=engine, workers=1)
+        for task, engine in zip(tasks, ("packed", "solo"), strict=True)
+    )
+    for a, b in zip(together, alone, strict=True):
+        assert difference(a.params, b.params) < 1e-6
+
+
 def test_warm_up_peaks_need_our_schedules(tiny_dataset):
     space = {"peak": jp.log_uniform(1e-4, 1e-1)}
 
