@@ -24,16 +24,14 @@ nothing or to lose, because one model fills the cores.
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 from rich.table import Table
 
-from experiments import measure, study
+from experiments import measure, study, timing
 from jaxpack import executables
 from jaxpack.report import print_table
 
@@ -41,49 +39,28 @@ Runs = list[dict[str, Any]]
 
 
 @dataclasses.dataclass
-class Flags:
+class Flags(study.Flags):
     """The flags of this experiment."""
 
-    families: tuple[str, ...] = ()
-    """Of models; all four by default."""
-    batch_sizes: tuple[int, ...] = ()
-    """32, 64 and 128 by default."""
     optimizer: str = "adam"
     """The optimizer of all models."""
     models: tuple[int, ...] = ()
     """Numbers of models; powers of two up to 64 by default."""
-    image_size: int = 32
-    """Height and width of the images."""
-    smoke: bool = False
-    """Small models and images, and few of them, for a minute on two CPU cores."""
-    repeats: int = 5
-    """Rounds, of which the median is taken."""
-    seconds: float = 0.3
-    """How long one measurement should last."""
-    directory: pathlib.Path | None = None
-    """Where to write results. By default a folder of the device's in results/."""
 
 
 def run(flags: Flags) -> dict[str, Any]:
     """Measures packs of every size, and gives the headline figures."""
-    if flags.smoke:
-        flags = dataclasses.replace(flags, image_size=16, seconds=0.1)
-    smoke = flags.smoke
-    chosen = study.configs(
-        flags.families or (("mlp", "resnet") if smoke else study.FAMILIES),
-        flags.batch_sizes or ((32,) if smoke else study.BATCH_SIZES),
-        [flags.optimizer],
-    )
-    counts = flags.models or ((1, 2, 4, 8) if smoke else (1, 2, 4, 8, 16, 32, 64))
+    chosen = flags.configs([flags.optimizer])
+    counts = flags.models or ((1, 2, 4, 8) if flags.smoke else (1, 2, 4, 8, 16, 32, 64))
     check_counts(counts)
-    lab = study.laboratory([c.batch_size for c in chosen], flags.image_size, smoke)
+    lab = study.laboratory(chosen, flags)
     runs: Runs = []
     with executables.disk_cache():
         for config in chosen:
             runs += measured(config, sorted({1, *counts}), lab, flags)
             print_table(table([run for run in runs if run["config"] == str(config)]))
     headline = figures(runs)
-    directory = measure.results_directory(flags.directory, smoke)
+    directory = measure.results_directory(flags.directory, flags.smoke)
     if directory is not None:
         path = measure.save(directory, "pack_size", headline, runs=runs)
         plot(runs, directory / "pack_size.png")
@@ -116,8 +93,8 @@ def measured(
     spec, timers, memory = study.pack_spec(config, lab), {}, {}
     for count in counts:
         try:
-            bundle = study.filled([study.widened(spec, count)], lab)
-            timers[count] = study.timer(bundle, flags.seconds)
+            bundle = timing.filled([timing.widened(spec, count)], lab)
+            timers[count] = timing.timer(bundle, flags.seconds)
             memory[count] = bundle.memory_bytes
         except jax.errors.JaxRuntimeError as error:
             if count == 1 or not executables.out_of_memory(error):
@@ -205,15 +182,7 @@ def plot(runs: Runs, path: pathlib.Path) -> None:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Runs the experiment that the command line asks for."""
-    import tyro
-
-    program = "python -m experiments.pack_size"
-    flags = tyro.cli(Flags, prog=program, args=args, description=__doc__)
-    try:
-        headline = run(flags)
-    except ValueError as error:
-        sys.exit(f"{program}: {error}")
-    print(json.dumps(headline), flush=True)
+    study.command("pack_size", Flags, run, __doc__, args)
 
 
 if __name__ == "__main__":

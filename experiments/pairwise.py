@@ -29,7 +29,6 @@ import itertools
 import json
 import pathlib
 import statistics
-import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
@@ -37,33 +36,22 @@ import jax
 import numpy as np
 from rich.table import Table
 
-from experiments import measure, study
+from experiments import measure, study, timing
 from jaxpack import executables
 from jaxpack.report import print_table
 
 Runs = list[dict[str, Any]]
 
+SETTING = ("image_size", "smoke", "repeats", "seconds")
+"""Flags that measurements of one file have in common."""
+
 
 @dataclasses.dataclass
-class Flags:
+class Flags(study.Flags):
     """The flags of this experiment."""
 
-    families: tuple[str, ...] = ()
-    """Of models; all four by default."""
-    batch_sizes: tuple[int, ...] = ()
-    """32, 64 and 128 by default."""
     optimizers: tuple[str, ...] = ()
     """All four by default."""
-    image_size: int = 32
-    """Height and width of the images."""
-    smoke: bool = False
-    """Small models and images, and few of them, for a minute on two CPU cores."""
-    repeats: int = 5
-    """Rounds, of which the median is taken."""
-    seconds: float = 0.3
-    """How long one measurement should last."""
-    directory: pathlib.Path | None = None
-    """Where to write results. By default a folder of the device's in results/."""
 
 
 def run(flags: Flags) -> dict[str, Any]:
@@ -71,16 +59,10 @@ def run(flags: Flags) -> dict[str, Any]:
 
     A pair that does not fit into the device's memory has null for its improvement.
     """
-    if flags.smoke:
-        flags = dataclasses.replace(flags, image_size=16, seconds=0.1)
-    smoke = flags.smoke
-    chosen = study.configs(
-        flags.families or (("mlp", "resnet") if smoke else study.FAMILIES),
-        flags.batch_sizes or ((32,) if smoke else study.BATCH_SIZES),
-        flags.optimizers or (("adam", "momentum") if smoke else study.OPTIMIZERS),
-    )
-    directory = measure.results_directory(flags.directory, smoke)
-    setting = {"image_size": flags.image_size, "tiny": smoke, "seconds": flags.seconds}
+    default = ("adam", "momentum") if flags.smoke else study.OPTIMIZERS
+    chosen = flags.configs(flags.optimizers or default)
+    directory = measure.results_directory(flags.directory, flags.smoke)
+    setting = {name: getattr(flags, name) for name in SETTING}
     runs = [] if directory is None else known(directory / "pairwise.json", setting)
     with executables.disk_cache():
         for _ in measured(chosen, flags, runs):
@@ -100,25 +82,24 @@ def measured(
     chosen: Sequence[study.Config], flags: Flags, runs: Runs
 ) -> Generator[None]:
     """Measures the pairs that are not in `runs` yet and adds them, one at a time."""
-    sizes = [config.batch_size for config in chosen]
-    lab = study.laboratory(sizes, flags.image_size, flags.smoke)
+    lab = study.laboratory(chosen, flags)
     specs = {config: study.pack_spec(config, lab) for config in chosen}
 
     @functools.cache
     def alone(config: study.Config) -> Callable[[], float]:
-        return study.timer(study.filled([specs[config]], lab), flags.seconds)
+        return timing.timer(timing.filled([specs[config]], lab), flags.seconds)
 
     done = {(run["a"], run["b"]) for run in runs}
     for a, b in itertools.combinations_with_replacement(chosen, 2):
         if (str(a), str(b)) in done:
             continue
-        together = [specs[a], specs[b]] if a != b else [study.widened(specs[a], 2)]
+        together = [specs[a], specs[b]] if a != b else [timing.widened(specs[a], 2)]
         pair = {"a": str(a), "b": str(b), "engine": "fused" if a != b else "packed"}
         try:
             timers = {
                 "us_a": alone(a),
                 "us_b": alone(b),
-                "us_pack": study.timer(study.filled(together, lab), flags.seconds),
+                "us_pack": timing.timer(timing.filled(together, lab), flags.seconds),
             }
             runs.append(pair | timed(timers, flags.repeats))
         except jax.errors.JaxRuntimeError as error:
@@ -218,15 +199,7 @@ def plot(chosen: Sequence[study.Config], runs: Runs, path: pathlib.Path) -> None
 
 def main(args: Sequence[str] | None = None) -> None:
     """Runs the experiment that the command line asks for."""
-    import tyro
-
-    program = "python -m experiments.pairwise"
-    flags = tyro.cli(Flags, prog=program, args=args, description=__doc__)
-    try:
-        headline = run(flags)
-    except ValueError as error:
-        sys.exit(f"{program}: {error}")
-    print(json.dumps(headline), flush=True)
+    study.command("pairwise", Flags, run, __doc__, args)
 
 
 if __name__ == "__main__":

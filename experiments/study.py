@@ -1,4 +1,4 @@
-"""The configurations of the paper's study, and how packs of them are timed.
+"""The configurations of the paper's study, and what its experiments have in common.
 
 Liu, Krishnan, Elmore, Franklin, "Understanding and Optimizing Packed Neural Network
 Training for Hyper-Parameter Tuning", https://arxiv.org/abs/2002.02885: four families of
@@ -15,23 +15,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
+import pathlib
 import statistics
-import time
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
 
 import jaxpack as jp
-from jaxpack import executables, step
-from jaxpack.bundle import Bundle
+from jaxpack import step
 from jaxpack.engines import PackSpec
-from jaxpack.pack import Feed, Ready
+from jaxpack.pack import Feed
 from jaxpack.planner import kinds_of_trials, plan
+from jaxpack.step import Program
 from jaxpack.types import HParams, Trial
 
 FAMILIES = ("mlp", "mobilenet", "resnet", "densenet")
@@ -92,6 +93,74 @@ class Lab(NamedTuple):
     tiny: bool
 
 
+@dataclasses.dataclass
+class Flags:
+    """The flags that the experiments of the study have in common."""
+
+    families: tuple[str, ...] = ()
+    """Of models; all four by default."""
+    batch_sizes: tuple[int, ...] = ()
+    """32, 64 and 128 by default."""
+    image_size: int = 32
+    """Height and width of the images."""
+    smoke: bool = False
+    """Small models and images, and few of them, for a minute on two CPU cores."""
+    repeats: int = 5
+    """Rounds, of which the median is taken."""
+    seconds: float = 0.3
+    """How long one measurement should last."""
+    directory: pathlib.Path | None = None
+    """Where to write results. By default a folder of the device's in results/."""
+
+    def __post_init__(self) -> None:
+        if self.smoke:
+            self.image_size, self.seconds = 16, 0.1
+        if self.image_size < 16:
+            raise ValueError(f"image-size is {self.image_size}; it must be at least 16")
+        if self.repeats < 1:
+            raise ValueError(f"repeats is {self.repeats}; it must be at least 1")
+
+    def configs(self, optimizers: Sequence[str]) -> list[Config]:
+        """The configurations asked for, with these optimizers.
+
+        Raises:
+          ValueError: If there is no such configuration.
+        """
+        families = self.families or (FAMILIES[::2] if self.smoke else FAMILIES)
+        sizes = self.batch_sizes or (BATCH_SIZES[:1] if self.smoke else BATCH_SIZES)
+        return configs(families, sizes, optimizers)
+
+
+FlagsType = TypeVar("FlagsType", bound=Flags)
+
+
+def command(
+    name: str,
+    flags: type[FlagsType],
+    run: Callable[[FlagsType], dict[str, Any]],
+    description: str | None,
+    args: Sequence[str] | None,
+) -> None:
+    """Runs an experiment as a command line asks; its figures are the last line.
+
+    Args:
+      name: The experiment.
+      flags: Its flags.
+      run: Carries it out.
+      description: What the help says.
+      args: The command line; that of the process if None.
+    """
+    import tyro
+
+    program = f"python -m experiments.{name}"
+    try:
+        chosen = tyro.cli(flags, prog=program, args=args, description=description)
+        headline = run(chosen)
+    except ValueError as error:
+        sys.exit(f"{program}: {error}")
+    print(json.dumps(headline), flush=True)
+
+
 def configs(
     families: Sequence[str], batch_sizes: Sequence[int], optimizers: Sequence[str]
 ) -> list[Config]:
@@ -123,27 +192,27 @@ def configs(
     ]
 
 
-def laboratory(batch_sizes: Sequence[int], image_size: int, tiny: bool) -> Lab:
+def laboratory(chosen: Sequence[Config], flags: Flags) -> Lab:
     """Makes synthetic images and puts them on the device.
 
     Speed does not depend on what the images show. There are as many as every batch
     size divides, at least 16 batches of the largest.
 
     Args:
-      batch_sizes: The batch sizes that there will be.
-      image_size: Height and width of the images, which have 3 channels.
-      tiny: Whether the models are to be small ones.
+      chosen: The configurations that are to be measured.
+      flags: The size of the images and of the models.
     """
-    rng = np.random.default_rng(0)
-    count = int(np.lcm.reduce(batch_sizes))
-    count *= -(-16 * max(batch_sizes) // count)
+    sizes = [config.batch_size for config in chosen]
+    rng, side = np.random.default_rng(0), flags.image_size
+    count = int(np.lcm.reduce(sizes))
+    count *= -(-16 * max(sizes) // count)
 
     def split(count: int) -> tuple[np.ndarray, np.ndarray]:
-        x = rng.standard_normal((count, image_size, image_size, 3), np.float32)
+        x = rng.standard_normal((count, side, side, 3), np.float32)
         return x, np.arange(count, dtype=np.int32) % 10
 
-    dataset = jp.data.Dataset.from_arrays(split(count), split(max(batch_sizes)))
-    return Lab(dataset, Feed(dataset, 0, 64, jax.local_devices()[0]), tiny)
+    dataset = jp.data.Dataset.from_arrays(split(count), split(max(sizes)))
+    return Lab(dataset, Feed(dataset, 0, 64, jax.local_devices()[0]), flags.smoke)
 
 
 def pack_spec(config: Config, lab: Lab) -> PackSpec:
@@ -162,63 +231,10 @@ def pack_spec(config: Config, lab: Lab) -> PackSpec:
     return plan(task, trials, kinds, horizon, engine="solo", workers=1).packs[0].spec
 
 
-def widened(spec: PackSpec, lanes: int) -> PackSpec:
-    """The same program with `lanes` trials packed into it, or one alone."""
-    engine = "solo" if lanes == 1 else "packed"
-    return dataclasses.replace(spec, engine=engine, num_lanes=lanes)
-
-
-def filled(members: Sequence[PackSpec], lab: Lab) -> Bundle:
-    """Compiles a program and fills its lanes with trials that train without end."""
-    bundle = Bundle(tuple(members), lab.feed, 0, executables.CompileLog())
-    for spec, free in bundle.free.items():
-        hparams = spec.program.lane_hparams
-        lane = step.lane_values(
-            hparams, {"learning_rate": LEARNING_RATE, "total_steps": 2**20}
-        )
-        for i in range(free):
-            bundle.put(Ready((i,), i, spec, lane, i, None, 0, (2**30,)))
-    return bundle
-
-
-def seconds_of(bundle: Bundle, steps: int) -> float:
-    """Trains every trial of a bundle for some steps, and gives the time of one.
-
-    Raises:
-      RuntimeError: If a trial has not taken all of them.
-    """
-    for pack in bundle.packs:
-        states = pack.arguments[0]
-        pack.replace(states._replace(step=jnp.zeros_like(states.step)))
-    jax.block_until_ready([pack.arguments for pack in bundle.packs])
-    deck = bundle.feed.deck(0)
-    start = time.perf_counter()
-    bundle.run(steps, deck)
-    seconds = time.perf_counter() - start
-    for pack in bundle.packs:
-        taken = np.asarray(pack.arguments[0].step)
-        if (taken != steps).any():
-            raise RuntimeError(
-                f"trials took {taken.tolist()} steps of {steps}: the time of a step "
-                "is not known where training ends early"
-            )
-    return seconds / steps
-
-
-def timer(bundle: Bundle, seconds: float) -> Callable[[], float]:
-    """What measures the time of a bundle's step, in seconds, warm.
-
-    Args:
-      bundle: The bundle.
-      seconds: How long a measurement should last.
-    """
-    epoch = min(pack.spec.program.steps_per_epoch for pack in bundle.packs)
-    most = bundle.feed.window * epoch
-    steps = 1
-    seconds_of(bundle, steps)
-    for _ in range(2):  # A short run is slower a step than a long one.
-        steps = max(steps, min(most, int(seconds / seconds_of(bundle, steps))))
-    return functools.partial(seconds_of, bundle, steps)
+def lane_of(program: Program) -> dict[str, np.generic]:
+    """The per-lane hparams of every trial of a program, each `[]`."""
+    values = {"learning_rate": LEARNING_RATE, "total_steps": 2**20}
+    return step.lane_values(program.lane_hparams, values)
 
 
 def improvement(alone: Sequence[float], together: float) -> float:
