@@ -14,11 +14,11 @@ and blocked, and the median of `--repeats` rounds counts. The improvement is
 `(T_a + T_b - T_pack) / (T_a + T_b)`: 0.5 if the second model is free, negative where
 the pack is slower than one after the other.
 
-At full size these are 1176 pairs, each with a program to compile: expect a working day
-on a GPU. Every pair is saved when it is known, and the same command goes on where an
-earlier one was stopped. The smoke test takes two families of small models and two
-optimizers, about a minute on two CPU cores. There, expect pairs to break even, within
-some 0.06 of noise: a model alone fills the cores.
+At full size these are 1176 pairs, each with a program to compile: plan for hours on a
+GPU. Every pair is saved when it is known, and the same command goes on where an earlier
+one was stopped. The smoke test takes two families of small models and two optimizers,
+about a minute on two CPU cores. There, expect a median from nothing to 8 % for unlike
+pairs and nothing for like ones; single pairs differ by more than that between runs.
 """
 
 from __future__ import annotations
