@@ -57,6 +57,11 @@ class Bundle:
             free[member.spec] += member.num_free
         return free
 
+    @property
+    def memory_bytes(self) -> int:
+        """What its program takes while it trains: states, data, deck and scratch."""
+        return executables.memory_bytes(self._advance)
+
     def put(self, ready: Ready) -> None:
         """Puts a trial into a free lane."""
         fitting = (p for p in self.packs if p.spec == ready.pack and p.num_free)

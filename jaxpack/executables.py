@@ -126,6 +126,16 @@ def get(
     return future.result()
 
 
+def memory_bytes(program: Any) -> int:
+    """What a program from `get` takes on its device: arguments, results and scratch.
+
+    Results that take over the memory of arguments are counted once.
+    """
+    size = program.memory_analysis()
+    arguments, results = size.argument_size_in_bytes, size.output_size_in_bytes
+    return arguments + results - size.alias_size_in_bytes + size.temp_size_in_bytes
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether a device ran out of memory."""
     return isinstance(error, jax.errors.JaxRuntimeError) and (

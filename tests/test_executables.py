@@ -128,3 +128,26 @@ def test_the_users_own_cache_is_left_as_it_is(tmp_path):
     own = tmp_path / "own"
     assert run(tmp_path, str(own))[1:] == [str(own), 1.0]
     assert not (tmp_path / "jaxpack").exists()
+
+
+def test_memory_counts_what_is_taken_over_once():
+    def take(x, table):
+        return x + table.sum()
+
+    shapes = jax.ShapeDtypeStruct((1000,), np.float32), jax.ShapeDtypeStruct((9,), "f4")
+    sizes = [
+        executables.memory_bytes(
+            executables.get(
+                "take",
+                take,
+                shapes,
+                identity=donate,
+                device=DEVICE,
+                log=executables.CompileLog(),
+                donate=donate,
+            )
+        )
+        for donate in ((), (0,))
+    ]
+    assert sizes[0] - sizes[1] == 4000
+    assert 4036 <= sizes[1] < 8000
