@@ -115,7 +115,8 @@ class Checkpoints:
         """
         for path in reversed(self._complete()):
             try:
-                return _checkpointer().restore(path.resolve())
+                with _checkpointer() as checkpointer:
+                    return checkpointer.restore(path.resolve())
             except Exception as error:  # Orbax passes on what its parts raise.
                 reason = str(error).strip().split("\n")[0]
                 _log.warning("checkpoint %r cannot be read: %s", str(path), reason)
@@ -137,7 +138,8 @@ def write(path: Path, tree: Mapping[str, Any]) -> None:
     """Writes nested dicts of arrays to a new Orbax directory, all or nothing."""
     import orbax.checkpoint as ocp  # Takes long, and only directories need it.
 
-    _checkpointer().save(path, args=ocp.args.PyTreeSave(tree))
+    with _checkpointer() as checkpointer:
+        checkpointer.save(path, args=ocp.args.PyTreeSave(tree))
 
 
 def _checkpointer() -> Any:

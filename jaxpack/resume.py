@@ -126,16 +126,40 @@ def check_same(
     )
 
 
+def plan_rows(plan: Plan) -> list[dict[str, Any]]:
+    """The packs of a plan as `obey` needs them, among other things."""
+    return [
+        {
+            **pack.row(),
+            "program": pack.spec.program.fingerprint,
+            "pack": [pack.spec.engine, pack.spec.num_lanes],
+            "fused": [spec.program.fingerprint for spec in pack.fused],
+        }
+        for pack in plan.packs
+    ]
+
+
 def obey(plan: Plan, asked: Mapping[str, Any]) -> Plan:
     """The plan with the engines and widths on record, which scores depend on."""
     recorded = {row["program"]: row for row in asked.get("plan", ())}
+    specs = {}
+    for pack in plan.packs:
+        name, spec = pack.spec.program.fingerprint, pack.spec
+        if name in recorded:
+            engine, lanes = recorded[name]["pack"]
+            spec = dataclasses.replace(spec, engine=engine, num_lanes=lanes)
+        specs[name] = spec
     packs = []
     for pack in plan.packs:
-        row = recorded.get(pack.spec.program.fingerprint)
-        if row is not None and row["engine"] != "fused":
-            engine, lanes = row["engine"], row["lanes"]
-            spec = dataclasses.replace(pack.spec, engine=engine, num_lanes=lanes)
-            pack = dataclasses.replace(pack, spec=spec, reason=row["reason"], fused=())
+        name = pack.spec.program.fingerprint
+        if name in recorded:
+            row = recorded[name]
+            fused = tuple(specs[member] for member in row["fused"])
+            pack = dataclasses.replace(
+                pack, spec=specs[name], fused=fused, reason=row["reason"]
+            )
+        elif set(pack.fused) - {pack.spec}:  # Others may be fused otherwise.
+            pack = dataclasses.replace(pack, fused=())
         packs.append(pack)
     then = {"device": asked.get("device"), **asked.get("versions", {})}
     now = {"device": plan.workers[0].device_kind, **versions()}

@@ -446,9 +446,6 @@ def _asked(
     made: Plan,
 ) -> dict[str, Any]:
     """What `sweep.json` says about a sweep before it has run."""
-    plan = [
-        {**pack.row(), "program": pack.spec.program.fingerprint} for pack in made.packs
-    ]
     return {
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "dataset": {
@@ -466,7 +463,7 @@ def _asked(
         "seed": seed,
         "device": made.workers[0].device_kind,
         "workers": len(made.workers),
-        "plan": plan,
+        "plan": resume.plan_rows(made),
         "hparams": [finding._asdict() for finding in made.findings],
         "versions": resume.versions(),
     }

@@ -71,7 +71,7 @@ def whole(request, tiny_dataset):
 
 
 @pytest.mark.parametrize("often", [False, True], ids=["no checkpoint", "checkpoints"])
-@pytest.mark.parametrize("lines", [1, 14, 22])
+@pytest.mark.parametrize("lines", [2, 18])
 def test_a_crash_changes_nothing(
     tiny_dataset, tmp_path, monkeypatch, whole, lines, often
 ):
@@ -260,6 +260,22 @@ def test_the_engine_and_width_on_record_are_obeyed(tiny_dataset, tmp_path, monke
     result = run(tiny_dataset, tmp_path, engine="auto", max_lanes=None)
     assert result.plan.packs[0].spec == first.plan.packs[0].spec
     assert table(result) == table(first)
+
+
+def test_fused_packs_on_record_are_obeyed(tiny_dataset, tmp_path, monkeypatch):
+    options = {"engine": "fused", "space": space(width=jp.choice(8, 16))}
+    first = run(tiny_dataset, None, **options)
+    assert len(first.plan.packs[0].fused) > 1
+    with monkeypatch.context() as patch:
+        crash_after(patch, 12)
+        with pytest.raises(Crash):
+            run(tiny_dataset, tmp_path, **options)
+    # Left to itself, the planner would fuse otherwise for more workers.
+    result = run(tiny_dataset, tmp_path, workers=3, **options)
+    for mine, theirs in zip(result.plan.packs, first.plan.packs, strict=True):
+        assert (mine.spec, mine.fused) == (theirs.spec, theirs.fused)
+    assert table(result) == table(first)
+    assert run(tiny_dataset, tmp_path, **options).stats.lane_steps == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

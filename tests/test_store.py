@@ -191,6 +191,12 @@ def test_a_state_is_of_its_own_lane():
     assert found.keys() == {0} and wrong.keys() == {1}
 
 
+@pytest.fixture(scope="module")
+def whole(tiny_dataset):
+    """A sweep that nothing interrupted."""
+    return run(tiny_dataset, None)
+
+
 @pytest.fixture
 def checkpoint_always(monkeypatch):
     monkeypatch.setattr(driver, "EARLY_SECONDS", 0.0)
@@ -223,9 +229,8 @@ DAMAGES = {
 # What reads for Orbax goes on for a moment after an error.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_damage_costs_time_and_nothing_else(
-    tiny_dataset, tmp_path, monkeypatch, checkpoint_always, caplog, damage
+    tiny_dataset, tmp_path, monkeypatch, checkpoint_always, whole, caplog, damage
 ):
-    whole = run(tiny_dataset, None)
     real = Store.save
 
     def save(self, states, best):
@@ -249,11 +254,16 @@ def test_damage_costs_time_and_nothing_else(
 
 
 @pytest.mark.parametrize(
-    "file", ["journal", "checkpoint", "sweep.json"], ids=lambda name: name
+    ("file", "number"),
+    [
+        ("journal", errno.ENOSPC),
+        ("checkpoint", errno.ENOSPC),
+        ("sweep.json", errno.ENOSPC),
+        ("journal", errno.EROFS),
+    ],
 )
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
 def test_a_disk_that_cannot_be_written_loses_nothing(
-    tiny_dataset, tmp_path, monkeypatch, checkpoint_always, file, number
+    tiny_dataset, tmp_path, monkeypatch, checkpoint_always, whole, file, number
 ):
     count = 0
 
@@ -278,7 +288,7 @@ def test_a_disk_that_cannot_be_written_loses_nothing(
             run(tiny_dataset, tmp_path / "a")
     assert count
     result = run(tiny_dataset, tmp_path / "a")
-    assert table(result) == table(run(tiny_dataset, None))
+    assert table(result) == table(whole)
 
 
 def test_a_directory_that_cannot_be_made(tiny_dataset, tmp_path, monkeypatch):
