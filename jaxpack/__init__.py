@@ -3,8 +3,10 @@
 from jaxpack import data, exports, metrics, models, optimizers, schedules
 from jaxpack.dimensions import choice, integer, log_uniform, uniform
 from jaxpack.explain import explain
+from jaxpack.export import export
 from jaxpack.load import load
 from jaxpack.nn import switch
+from jaxpack.predict import predict
 from jaxpack.schedulers import Hyperband, RandomSearch, SuccessiveHalving, promote
 from jaxpack.space import Space, when
 from jaxpack.sweep import SweepResult, sweep
@@ -24,6 +26,7 @@ __all__ = [
     "choice",
     "data",
     "explain",
+    "export",
     "exports",
     "integer",
     "load",
@@ -31,6 +34,7 @@ __all__ = [
     "metrics",
     "models",
     "optimizers",
+    "predict",
     "promote",
     "schedules",
     "sweep",

@@ -348,6 +348,26 @@ def metric_parts(
     return replace_convolutions(parts_of)(params)
 
 
+def outputs(
+    functions: Functions, hp: HParams, variables: PyTree, x: PyTree, mask: jax.Array
+) -> PyTree:
+    """What the model returns in an evaluation.
+
+    Args:
+      functions: The task's functions.
+      hp: The trial's hparams.
+      variables: The weights under "params", beside the model's other variables.
+      x: Inputs, leaves `[B, ...]`.
+      mask: `[B]` bool, false on padding.
+    """
+
+    def outputs_of(variables: PyTree) -> PyTree:
+        key = jax.random.key(0, impl=PRNG)
+        return _apply(functions, variables, hp, x, False, key, mask)[0]
+
+    return replace_convolutions(outputs_of)(variables)
+
+
 def evaluate(
     program: Program,
     params: PyTree,

@@ -21,7 +21,7 @@ LAYERS = (
     {"executables", "planner", "tune", "pack", "bundle", "worker"}
     | {"store", "checkpoints", "interrupt", "journal", "lock", "records", "weights"},
     {"ledger", "resume", "driver", "sweep", "train", "explain", "progress"}
-    | {"report", "load", "exports"},
+    | {"report", "load", "exports", "predict", "export"},
 )
 LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 
@@ -54,6 +54,8 @@ SIDEWAYS = {
     ("records", "store"),
     ("worker", "pack"),
     ("train", "ledger"),
+    ("predict", "train"),
+    ("export", "predict"),
     ("store", "checkpoints"),
     ("store", "journal"),
     ("store", "lock"),
