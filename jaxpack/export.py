@@ -57,7 +57,8 @@ def export(task: Task, trial: TrialResult, path: str | os.PathLike) -> Path:
     variables = flat({"params": trial.params, **(trial.model_state or {})})
     path.mkdir(parents=True, exist_ok=True)
     description = _describe(task, trial, variables)
-    _replace(path / WEIGHTS, lambda file: np.savez(file, **_storable(variables)))
+    arrays: Any = _storable(variables)
+    _replace(path / WEIGHTS, lambda file: np.savez(file, **arrays))
     text = json.dumps(description, indent=2, allow_nan=False) + "\n"
     _replace(path / DESCRIPTION, lambda file: file.write(text.encode()))
     return path
