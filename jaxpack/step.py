@@ -4,11 +4,16 @@ Plain pure functions of one lane. The engines put them into programs, and nothin
 jitted here.
 
 Random streams. A trial's key is `fold_in(key(seed), trial_id)`, threefry whatever
-the default implementation is; an hparam `seed` takes the place of the trial id. The
-model is initialised with `fold_in(key, 0)`, and step `s` draws its dropout masks from
-`fold_in(fold_in(key, 1), s)`. The order of the data depends on the sweep's seed and
-the epoch alone (see `jaxpack.data.deck`). So nothing depends on the lane, on its
-neighbours or on time.
+the default implementation is; an hparam `seed` takes the place of the trial id. From
+it come
+
+- `fold_in(key, 0)`: the model's initialisation. A model of `flax.nnx` is built from
+  `nnx.Rngs` of it and draws its dropout masks from its own streams, whose counts are
+  part of the trial's state;
+- `fold_in(fold_in(key, 1), s)`: the dropout masks of step `s`.
+
+The order of the data depends on the sweep's seed and the epoch alone (see
+`jaxpack.data.deck`). So nothing depends on the lane, on its neighbours or on time.
 """
 
 from __future__ import annotations

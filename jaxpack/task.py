@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpack import nn
+from jaxpack import nn, nnx
 from jaxpack.data import Dataset
 from jaxpack.metrics import accuracy
 from jaxpack.types import HParams, PyTree
@@ -140,6 +140,63 @@ class Task:
             eval_batch_size,
         )
         return task
+
+    @classmethod
+    def from_nnx(
+        cls,
+        model: Callable[[HParams, Any], Any],
+        optimizer: Callable[[HParams], optax.GradientTransformation],
+        dataset: Dataset,
+        *,
+        loss: PerExample = optax.softmax_cross_entropy_with_integer_labels,
+        metrics: Mapping[str, PerExample] | None = None,
+        batch_size: int = 32,
+        eval_batch_size: int | None = None,
+    ) -> Task:
+        """The same for a model of `flax.nnx`.
+
+        Args:
+          model: `model(hp, rngs) -> flax.nnx.Module`, which builds the module as
+            anywhere else, from `nnx.Rngs(key)`. It is called as `module(x)` after
+            `module.train()` or `module.eval()`, with the further arguments that a
+            linen module may have. It is built in every trace and then given the
+            trial's variables, so what is random has to be an `nnx.Variable`.
+          optimizer: As for `Task`, like all that follows; it sees the `nnx.Param`s.
+          dataset: The data.
+          loss: The loss.
+          metrics: The metrics.
+          batch_size: Used unless a trial's hparams name one.
+          eval_batch_size: Examples evaluated at once.
+
+        Examples:
+          >>> import jaxpack as jp, optax
+          >>> from flax import nnx
+          >>> def model(hp, rngs):
+          ...     return nnx.Sequential(
+          ...         lambda x: x.reshape(len(x), -1),
+          ...         nnx.Linear(64, hp.width, rngs=rngs),
+          ...         nnx.relu,
+          ...         nnx.Dropout(hp.dropout, rngs=rngs),
+          ...         nnx.Linear(hp.width, 10, rngs=rngs),
+          ...     )
+          >>> task = jp.Task.from_nnx(
+          ...     model, lambda hp: optax.adam(1e-3), jp.data.load("digits")
+          ... )
+          >>> (result,) = jp.train(task, [{"width": 16, "dropout": 0.2}], epochs=1)
+          >>> sorted(result.params["layers"])
+          ['1', '4']
+        """
+        init, apply = nnx.pure(_callable("model", model))
+        return cls.from_functions(
+            init,
+            apply,
+            optimizer,
+            dataset,
+            loss=loss,
+            metrics=metrics,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+        )
 
     def _setup(
         self,
@@ -326,7 +383,8 @@ def _from_linen(
             got = type(module).__name__ if not inspect.isclass(module) else module
             raise ValueError(
                 f"model(hp) returned {got}; it must return a flax.linen.Module "
-                "(for anything else there is jaxpack.Task.from_functions)"
+                "(for flax.nnx there is jaxpack.Task.from_nnx, for anything else "
+                "jaxpack.Task.from_functions)"
             )
         return module, nn.call_signature(module)
 

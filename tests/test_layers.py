@@ -14,7 +14,7 @@ LAYERS = (
     {"types", "compat"},
     {"trees", "jaxprs", "timeline", "policies", "data", "models", "combine"}
     | {"space", "dimensions", "schedulers"}
-    | {"nn", "conv", "pool", "threefry", "rewrite"}
+    | {"nn", "nnx", "conv", "pool", "threefry", "rewrite"}
     | {"optimizers", "schedules", "metrics"},
     {"task", "step", "probe", "detect"},
     {"engines"},
@@ -36,6 +36,7 @@ SIDEWAYS = {
     ("rewrite", "pool"),
     ("rewrite", "threefry"),
     ("optimizers", "nn"),
+    ("nnx", "nn"),
     ("step", "task"),
     ("probe", "step"),
     ("probe", "task"),
