@@ -29,6 +29,10 @@ PerExample = Callable[..., Any]
 """A loss or metric: `f(outputs, labels)` or `f(outputs, labels, hp)`."""
 
 
+Augment = Callable[[jax.Array, PyTree, HParams], PyTree]
+"""Changes the inputs of a training batch: `augment(key, x, hp)`, `[B, ...]` each."""
+
+
 class Functions(NamedTuple):
     """The pure functions that one trial is made of.
 
@@ -41,6 +45,7 @@ class Functions(NamedTuple):
       loss: `loss(outputs, labels, hp)`, `[B]` or a pair of value and weight, each
         `[B]`.
       metrics: Name and function of each metric, with the loss's signature.
+      augment: `augment(key, x, hp) -> x`, or None.
     """
 
     init: Callable[..., PyTree]
@@ -48,6 +53,7 @@ class Functions(NamedTuple):
     optimizer: Callable[[HParams], optax.GradientTransformation]
     loss: PerExample
     metrics: tuple[tuple[str, PerExample], ...]
+    augment: Augment | None = None
 
 
 class Task:
@@ -68,6 +74,10 @@ class Task:
         function is the validation loss: of trials whose losses differ, compare
         another metric.
       metrics: Name -> function with the loss's signature. `"loss"` is always there.
+      augment: `augment(key, x, hp)`, which changes the inputs of a training batch at
+        random, inside the program and for every lane in its own way: `x` has leaves
+        `[B, ...]` and keeps its shapes and dtypes. The key is new at every step and
+        for every trial. Evaluations see the inputs as they are.
       batch_size: Used unless a trial's hparams name one.
       eval_batch_size: Examples evaluated at once; about 512 if None.
 
@@ -93,12 +103,17 @@ class Task:
         *,
         loss: PerExample = optax.softmax_cross_entropy_with_integer_labels,
         metrics: Mapping[str, PerExample] | None = None,
+        augment: Augment | None = None,
         batch_size: int = 32,
         eval_batch_size: int | None = None,
     ):
         init, apply = _from_linen(_callable("model", model))
         self._setup(
-            init, apply, optimizer, dataset, loss, metrics, batch_size, eval_batch_size
+            Functions(init, apply, optimizer, loss, (), augment),
+            dataset,
+            metrics,
+            batch_size,
+            eval_batch_size,
         )
 
     @classmethod
@@ -111,6 +126,7 @@ class Task:
         *,
         loss: PerExample = optax.softmax_cross_entropy_with_integer_labels,
         metrics: Mapping[str, PerExample] | None = None,
+        augment: Augment | None = None,
         batch_size: int = 32,
         eval_batch_size: int | None = None,
     ) -> Task:
@@ -125,16 +141,15 @@ class Task:
           dataset: The data.
           loss: The loss.
           metrics: The metrics.
+          augment: The augmentation.
           batch_size: Used unless a trial's hparams name one.
           eval_batch_size: Examples evaluated at once.
         """
         task = cls.__new__(cls)
+        init, apply = _callable("init", init), _callable("apply", apply)
         task._setup(
-            _callable("init", init),
-            _callable("apply", apply),
-            optimizer,
+            Functions(init, apply, optimizer, loss, (), augment),
             dataset,
-            loss,
             metrics,
             batch_size,
             eval_batch_size,
@@ -150,6 +165,7 @@ class Task:
         *,
         loss: PerExample = optax.softmax_cross_entropy_with_integer_labels,
         metrics: Mapping[str, PerExample] | None = None,
+        augment: Augment | None = None,
         batch_size: int = 32,
         eval_batch_size: int | None = None,
     ) -> Task:
@@ -165,6 +181,7 @@ class Task:
           dataset: The data.
           loss: The loss.
           metrics: The metrics.
+          augment: The augmentation.
           batch_size: Used unless a trial's hparams name one.
           eval_batch_size: Examples evaluated at once.
 
@@ -194,17 +211,15 @@ class Task:
             dataset,
             loss=loss,
             metrics=metrics,
+            augment=augment,
             batch_size=batch_size,
             eval_batch_size=eval_batch_size,
         )
 
     def _setup(
         self,
-        init: Callable[..., PyTree],
-        apply: Callable[..., tuple[PyTree, PyTree]],
-        optimizer: Callable[[HParams], optax.GradientTransformation],
+        given: Functions,
         dataset: Dataset,
-        loss: PerExample,
         metrics: Mapping[str, PerExample] | None,
         batch_size: int,
         eval_batch_size: int | None,
@@ -221,12 +236,12 @@ class Task:
                     f"metrics holds {name!r}, which names something else in results; "
                     "give the metric another name"
                 )
-        self.functions = Functions(
-            init,
-            apply,
-            _callable("optimizer", optimizer),
-            _given_hparams("loss", loss),
-            tuple(
+        if given.augment is not None:
+            _callable("augment", given.augment)
+        self.functions = given._replace(
+            optimizer=_callable("optimizer", given.optimizer),
+            loss=_given_hparams("loss", given.loss),
+            metrics=tuple(
                 (name, _given_hparams(f"metrics[{name!r}]", metric))
                 for name, metric in metrics.items()
             ),
