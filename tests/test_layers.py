@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).parents[1] / "jaxpack"
 LAYERS = (
     {"types", "compat"},
     {"trees", "jaxprs", "timeline", "policies", "data", "models", "combine"}
-    | {"space", "dimensions", "schedulers"}
+    | {"space", "dimensions", "fixed", "schedulers"}
     | {"nn", "nnx", "conv", "pool", "threefry", "rewrite"}
     | {"optimizers", "schedules", "metrics"},
     {"task", "step", "probe", "detect"},
@@ -28,6 +28,8 @@ LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 # Imports within a layer; a package's modules may also import each other.
 SIDEWAYS = {
     ("space", "dimensions"),
+    ("fixed", "dimensions"),
+    ("fixed", "space"),
     ("policies", "dimensions"),
     ("policies", "space"),
     ("models", "conv"),
@@ -81,7 +83,7 @@ SIDEWAYS = {
     ("explain", "train"),
 }
 
-HOST_ONLY = {"dimensions", "space", "schedulers", "policies", "combine"}
+HOST_ONLY = {"dimensions", "space", "fixed", "schedulers", "policies", "combine"}
 ACCELERATOR = {"jax", "jaxlib", "flax", "optax", "chex", "orbax"}
 
 MODULES = sorted(
