@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx, traverse_util
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from jaxpack import nn
 from jaxpack.types import HParams, PyTree
@@ -62,19 +63,44 @@ def pure(
         key: jax.Array,
         mask: jax.Array | None,
     ) -> tuple[PyTree, PyTree]:
-        # Any key: what it initialises is replaced, and compiled away.
-        module = build(hp, key)
-        params, state = _states(module)
-        _put(module, params, variables["params"])
-        _put(module, state, variables[_STATE])
-        (module.train if train else module.eval)()
-        with _masking(mask):
-            arguments = nn.call_signature(module).arguments(train, mask)
-            outputs = module(x, **arguments)
-        state = _variables(module) if train else variables
-        return outputs, {_STATE: state[_STATE]}
+        def run(variables: PyTree, x: PyTree, mask: Any) -> tuple[PyTree, PyTree]:
+            # Any key: what it initialises is replaced.
+            module = build(hp, key)
+            params, state = _states(module)
+            _put(module, params, variables["params"])
+            _put(module, state, variables[_STATE])
+            (module.train if train else module.eval)()
+            with _masking(mask):
+                arguments = nn.call_signature(module).arguments(train, mask)
+                outputs = module(x, **arguments)
+            return outputs, _variables(module)[_STATE] if train else {}
+
+        outputs, state = _pruned(run)(variables, x, mask)
+        return outputs, {_STATE: state if train else variables[_STATE]}
 
     return init, apply
+
+
+def _pruned(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """The same function without what does not reach its results.
+
+    XLA would drop the initialisation of a model, too, but only after every program
+    that holds it has been traced, differentiated and lowered with it.
+    """
+
+    def pruned(*args: PyTree) -> PyTree:
+        closed, out = jax.make_jaxpr(fun, return_shape=True)(*args)
+        wanted = [True] * len(closed.jaxpr.outvars)
+        jaxpr, _ = dce_jaxpr(closed.jaxpr, wanted, instantiate=True)
+        results = jax.core.eval_jaxpr(jaxpr, closed.consts, *jax.tree.leaves(args))
+        types, structure = jax.tree.flatten(out)
+        arrays = [
+            jnp.asarray(result, aval.dtype)
+            for result, aval in zip(results, types, strict=True)
+        ]
+        return jax.tree.unflatten(structure, arrays)
+
+    return pruned
 
 
 def _variables(module: nnx.Module) -> dict[str, PyTree]:
