@@ -3,8 +3,12 @@
 from jaxpack import data, exports, metrics, models, optimizers, schedules
 from jaxpack.dimensions import choice, integer, log_uniform, uniform
 from jaxpack.explain import explain
+from jaxpack.export import export
+from jaxpack.fixed import grid
 from jaxpack.load import load
 from jaxpack.nn import switch
+from jaxpack.predict import predict
+from jaxpack.report import by_configuration
 from jaxpack.schedulers import Hyperband, RandomSearch, SuccessiveHalving, promote
 from jaxpack.space import Space, when
 from jaxpack.sweep import SweepResult, sweep
@@ -21,16 +25,20 @@ __all__ = [
     "SweepResult",
     "Task",
     "TrialResult",
+    "by_configuration",
     "choice",
     "data",
     "explain",
+    "export",
     "exports",
+    "grid",
     "integer",
     "load",
     "log_uniform",
     "metrics",
     "models",
     "optimizers",
+    "predict",
     "promote",
     "schedules",
     "sweep",

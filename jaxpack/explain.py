@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxpack import executables
+from jaxpack.fixed import Fixed, as_space
 from jaxpack.ledger import check_seed
 from jaxpack.planner import Plan, kinds_of_space, plan
 from jaxpack.schedulers import Hyperband, Scheduler
@@ -18,7 +19,7 @@ from jaxpack.types import Trial, TrialResult
 @executables.disk_cache()
 def explain(
     task: Task,
-    space: Space,
+    space: Space | Sequence[Mapping[str, Any]],
     scheduler: Scheduler | None = None,
     *,
     seed: int = 0,
@@ -30,7 +31,7 @@ def explain(
 
     Args:
       task: What would be trained.
-      space: The hparams to try.
+      space: The hparams to try, or a list of trials.
       scheduler: The scheduler; `Hyperband(27)` if None.
       seed: The sweep's seed.
       engine: As for `sweep`.
@@ -59,7 +60,7 @@ def explain(
       {'learning_rate': True, 'width': False}
     """
     scheduler = Hyperband(27) if scheduler is None else scheduler
-    check_arguments(task, space, scheduler)
+    space = check_arguments(task, space, scheduler)
     trials = draw(space, scheduler.num_trials, check_seed(seed))
     return plan_sweep(task, space, scheduler, trials, engine, max_lanes, workers)
 
@@ -74,6 +75,13 @@ def draw(
 
     Fewer than `count` where the space has no more.
     """
+    if isinstance(space, Fixed) and count != space.size:
+        more = "could not all be tried" if count < space.size else "would be too few"
+        raise ValueError(
+            f"space has {space.size} trials and the scheduler takes {count}: they "
+            f"{more}; give a list of {count}, or another scheduler, such as "
+            f"jaxpack.RandomSearch({space.size}, ...)"
+        )
     first = [
         space.check(given.hparams if isinstance(given, TrialResult) else given)
         for given in enqueue
@@ -122,13 +130,19 @@ def plan_sweep(
     )
 
 
-def check_arguments(task: Task, space: Space, scheduler: Scheduler) -> None:
-    """Raises ValueError unless each argument is of the kind it should be."""
+def check_arguments(task: Any, space: Any, scheduler: Any) -> Space:
+    """Returns the space, made from a list of trials if it is one.
+
+    Raises:
+      ValueError: If an argument is not of the kind it should be.
+    """
+    space = as_space(space)
     made_by = {
         "task": (task, Task, "jaxpack.Task"),
-        "space": (space, Space, "jaxpack.Space"),
+        "space": (space, Space, "jaxpack.Space, or give a list of trials' hparams"),
         "scheduler": (scheduler, Scheduler, "jaxpack.Hyperband or another scheduler"),
     }
     for name, (value, kind, maker) in made_by.items():
         if not isinstance(value, kind):
             raise ValueError(f"{name} is {value!r}; make one with {maker}")
+    return space

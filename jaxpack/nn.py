@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -170,12 +170,26 @@ def _dropout(
     )
     if deterministic:
         return inputs
-    keep = 1.0 - jnp.asarray(module.rate)
     rng = module.make_rng(module.rng_collection) if rng is None else rng
+    return drop(inputs, module.rate, rng, module.broadcast_dims)
+
+
+def drop(
+    inputs: jax.Array, rate: Any, key: jax.Array, broadcast_dims: Sequence[int]
+) -> jax.Array:
+    """Dropout with the mask and the values of flax's layers, at a traced rate.
+
+    Args:
+      inputs: `[B, ...]`.
+      rate: `[]`, the probability to drop a value.
+      key: The key of the mask.
+      broadcast_dims: Axes along which the mask is the same.
+    """
+    keep = 1.0 - jnp.asarray(rate)
     shape = list(inputs.shape)
-    for axis in module.broadcast_dims:
+    for axis in broadcast_dims:
         shape[axis] = 1
-    kept = jax.random.bernoulli(rng, p=keep.astype(float), shape=shape)
+    kept = jax.random.bernoulli(key, p=keep.astype(float), shape=shape)
     kept = jnp.broadcast_to(kept, inputs.shape)
     # At a rate of 1 nothing is kept, but the gradient would be 0 / 0.
     divisor = jnp.where(keep > 0, keep, 1).astype(inputs.dtype)
@@ -189,11 +203,28 @@ def _masked(
     kwargs: dict[str, Any],
 ) -> dict[str, Any]:
     x = args[0] if args else kwargs["x"]
-    axes = module.axis if isinstance(module.axis, tuple) else (module.axis,)
-    over_examples = x.shape[0] == mask.shape[0] and 0 not in [a % x.ndim for a in axes]
-    if not over_examples or kwargs.get("mask") is not None:
+    if kwargs.get("mask") is not None:
         return kwargs
-    return {**kwargs, "mask": mask.reshape(-1, *(1,) * (x.ndim - 1))}
+    return {**kwargs, "mask": mask_for(mask, x, module.axis)}
+
+
+def mask_for(
+    mask: jax.Array, x: jax.Array, axis: int | Sequence[int]
+) -> jax.Array | None:
+    """The mask that a BatchNorm needs to leave padding out.
+
+    Args:
+      mask: `[B]` bool, false on padding.
+      x: What is normalised.
+      axis: The axes it is not normalised over.
+
+    Returns:
+      `[B, 1, ...]`, or None where the first axis of `x` is not that of the examples.
+    """
+    axes = axis if isinstance(axis, Sequence) else (axis,)
+    if x.shape[0] != mask.shape[0] or 0 in [a % x.ndim for a in axes]:
+        return None
+    return mask.reshape(-1, *(1,) * (x.ndim - 1))
 
 
 class CallSignature(NamedTuple):
@@ -226,7 +257,7 @@ class CallSignature(NamedTuple):
         return arguments
 
 
-def call_signature(module: linen.Module) -> CallSignature:
+def call_signature(module: Any) -> CallSignature:
     """Finds out what the module's `__call__` takes besides its input.
 
     Of several flags the first of `train`, `training`, `deterministic` counts.

@@ -547,7 +547,7 @@ def _warn(
     for finding in findings:
         if finding.reason == "never used":
             warnings.warn(
-                f"hparam {finding.name} is never used by the model or the optimizer",
+                f"hparam {finding.name} is never used by the task",
                 stacklevel=4,
             )
     if len(packs) > max(4, num_trials / 4):

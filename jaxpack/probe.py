@@ -281,6 +281,7 @@ def mixes_examples(probe: Probe, lanes: tuple[LaneHParam, ...]) -> bool:
         hp = probe.bind(lanes, values)
         key = step.trial_key(np.uint32(0), np.uint32(0))
         variables = probe.functions.init(key, hp, x)
+        x = step.augmented(probe.functions, hp, key, 0, x)
         outputs, model_state = probe.functions.apply(
             variables, hp, x, train=True, key=key, mask=mask
         )

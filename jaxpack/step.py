@@ -4,11 +4,17 @@ Plain pure functions of one lane. The engines put them into programs, and nothin
 jitted here.
 
 Random streams. A trial's key is `fold_in(key(seed), trial_id)`, threefry whatever
-the default implementation is; an hparam `seed` takes the place of the trial id. The
-model is initialised with `fold_in(key, 0)`, and step `s` draws its dropout masks from
-`fold_in(fold_in(key, 1), s)`. The order of the data depends on the sweep's seed and
-the epoch alone (see `jaxpack.data.deck`). So nothing depends on the lane, on its
-neighbours or on time.
+the default implementation is; an hparam `seed` takes the place of the trial id. From
+it come
+
+- `fold_in(key, 0)`: the model's initialisation. A model of `flax.nnx` is built from
+  `nnx.Rngs` of it and draws its dropout masks from its own streams, whose counts are
+  part of the trial's state;
+- `fold_in(fold_in(key, 1), s)`: the dropout masks of step `s`;
+- `fold_in(fold_in(key, 2), s)`: the task's augmentation in step `s`.
+
+The order of the data depends on the sweep's seed and the epoch alone (see
+`jaxpack.data.deck`). So nothing depends on the lane, on its neighbours or on time.
 """
 
 from __future__ import annotations
@@ -164,6 +170,11 @@ def dropout_key(key: jax.Array, step: Any) -> jax.Array:
     return threefry.fold_in(threefry.fold_in(key, 1), step)
 
 
+def augment_key(key: jax.Array, step: Any) -> jax.Array:
+    """The key of a trial's augmentation in one step."""
+    return threefry.fold_in(threefry.fold_in(key, 2), step)
+
+
 def init(
     functions: Functions, hp: HParams, seed: Any, trial: Any, x: PyTree
 ) -> LaneState:
@@ -221,9 +232,9 @@ def update(
       The state after the step, and the batch's loss as numerator and denominator,
       each `[]` float32.
     """
-    key = dropout_key(
-        jax.random.wrap_key_data(jnp.asarray(state.key), impl=PRNG), state.step
-    )
+    trial = jax.random.wrap_key_data(jnp.asarray(state.key), impl=PRNG)
+    key = dropout_key(trial, state.step)
+    x = augmented(functions, hp, trial, state.step, x)
 
     def loss_of(params: PyTree) -> tuple[jax.Array, tuple[PyTree, PyTree]]:
         variables = {"params": params, **state.model_state}
@@ -250,6 +261,36 @@ def update(
         first_bad_step=jnp.where(bad, state.step, state.first_bad_step),
     )
     return _like(new, state), jax.tree.map(lambda part: part.astype(jnp.float32), parts)
+
+
+def augmented(
+    functions: Functions, hp: HParams, key: jax.Array, step: Any, x: PyTree
+) -> PyTree:
+    """The inputs of a training batch as the task's augmentation leaves them.
+
+    Args:
+      functions: The task's functions.
+      hp: The trial's hparams, as bound inside the program.
+      key: The trial's key.
+      step: `[]` int32, the step.
+      x: Inputs, leaves `[B, ...]`.
+
+    Raises:
+      ValueError: If the augmentation changes their structure, shapes or dtypes.
+    """
+    if functions.augment is None:
+        return x
+    new = functions.augment(augment_key(key, step), x, hp)
+    before, after = (
+        jax.tree.map(lambda a: f"{jnp.result_type(a)}{list(jnp.shape(a))}", tree)
+        for tree in (x, new)
+    )
+    if before != after:
+        raise ValueError(
+            f"augment turned inputs of {before} into {after}; it must keep their "
+            "structure, shapes and dtypes"
+        )
+    return new
 
 
 def train_step(
@@ -346,6 +387,26 @@ def metric_parts(
         }
 
     return replace_convolutions(parts_of)(params)
+
+
+def outputs(
+    functions: Functions, hp: HParams, variables: PyTree, x: PyTree, mask: jax.Array
+) -> PyTree:
+    """What the model returns in an evaluation.
+
+    Args:
+      functions: The task's functions.
+      hp: The trial's hparams.
+      variables: The weights under "params", beside the model's other variables.
+      x: Inputs, leaves `[B, ...]`.
+      mask: `[B]` bool, false on padding.
+    """
+
+    def outputs_of(variables: PyTree) -> PyTree:
+        key = jax.random.key(0, impl=PRNG)
+        return _apply(functions, variables, hp, x, False, key, mask)[0]
+
+    return replace_convolutions(outputs_of)(variables)
 
 
 def evaluate(

@@ -105,6 +105,10 @@ class SweepResult:
         """A row a trial: status, score, what it trained, hparams, metrics."""
         return report.to_pandas(self.trials, self.metric)
 
+    def by_configuration(self) -> pd.DataFrame:
+        """A row a configuration: mean and spread of the scores over its seeds."""
+        return report.by_configuration(self.trials, self.mode)
+
     def plot(self, path: str | os.PathLike) -> Path:
         """Draws the scores by rung into a picture file, and returns its path."""
         return report.plot_rungs(
@@ -174,7 +178,7 @@ class SweepResult:
 @executables.disk_cache()
 def sweep(
     task: Task,
-    space: Space,
+    space: Space | Sequence[Mapping[str, Any]],
     scheduler: Scheduler,
     *,
     metric: str | None = None,
@@ -201,7 +205,8 @@ def sweep(
 
     Args:
       task: What is trained.
-      space: The hparams to try.
+      space: The hparams to try. A list of trials' hparams, as `grid` makes one, is
+        tried in its order; the scheduler has to take as many.
       scheduler: `Hyperband`, `SuccessiveHalving` or `RandomSearch`.
       metric: What trials are ranked by; the task's first metric if None.
       mode: "min" or "max"; told from the metric's name if None.
@@ -252,7 +257,7 @@ def sweep(
       >>> len(result.trials), result.stats.lane_epochs
       (5, 11.0)
     """
-    check_arguments(task, space, scheduler)
+    space = check_arguments(task, space, scheduler)
     metric, mode = choose_metric(task, metric, mode)
     seed = check_seed(seed)
     _check_limits(keep, max_seconds, target, checkpoint_seconds)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpack import nn
+from jaxpack import nn, nnx
 from jaxpack.data import Dataset
 from jaxpack.metrics import accuracy
 from jaxpack.types import HParams, PyTree
@@ -29,6 +29,10 @@ PerExample = Callable[..., Any]
 """A loss or metric: `f(outputs, labels)` or `f(outputs, labels, hp)`."""
 
 
+Augment = Callable[[jax.Array, PyTree, HParams], PyTree]
+"""Changes the inputs of a training batch: `augment(key, x, hp)`, `[B, ...]` each."""
+
+
 class Functions(NamedTuple):
     """The pure functions that one trial is made of.
 
@@ -41,6 +45,7 @@ class Functions(NamedTuple):
       loss: `loss(outputs, labels, hp)`, `[B]` or a pair of value and weight, each
         `[B]`.
       metrics: Name and function of each metric, with the loss's signature.
+      augment: `augment(key, x, hp) -> x`, or None.
     """
 
     init: Callable[..., PyTree]
@@ -48,6 +53,7 @@ class Functions(NamedTuple):
     optimizer: Callable[[HParams], optax.GradientTransformation]
     loss: PerExample
     metrics: tuple[tuple[str, PerExample], ...]
+    augment: Augment | None = None
 
 
 class Task:
@@ -68,6 +74,10 @@ class Task:
         function is the validation loss: of trials whose losses differ, compare
         another metric.
       metrics: Name -> function with the loss's signature. `"loss"` is always there.
+      augment: `augment(key, x, hp)`, which changes the inputs of a training batch at
+        random, inside the program and for every lane in its own way: `x` has leaves
+        `[B, ...]` and keeps its shapes and dtypes. The key is new at every step and
+        for every trial. Evaluations see the inputs as they are.
       batch_size: Used unless a trial's hparams name one.
       eval_batch_size: Examples evaluated at once; about 512 if None.
 
@@ -93,12 +103,17 @@ class Task:
         *,
         loss: PerExample = optax.softmax_cross_entropy_with_integer_labels,
         metrics: Mapping[str, PerExample] | None = None,
+        augment: Augment | None = None,
         batch_size: int = 32,
         eval_batch_size: int | None = None,
     ):
         init, apply = _from_linen(_callable("model", model))
         self._setup(
-            init, apply, optimizer, dataset, loss, metrics, batch_size, eval_batch_size
+            Functions(init, apply, optimizer, loss, (), augment),
+            dataset,
+            metrics,
+            batch_size,
+            eval_batch_size,
         )
 
     @classmethod
@@ -111,6 +126,7 @@ class Task:
         *,
         loss: PerExample = optax.softmax_cross_entropy_with_integer_labels,
         metrics: Mapping[str, PerExample] | None = None,
+        augment: Augment | None = None,
         batch_size: int = 32,
         eval_batch_size: int | None = None,
     ) -> Task:
@@ -125,29 +141,85 @@ class Task:
           dataset: The data.
           loss: The loss.
           metrics: The metrics.
+          augment: The augmentation.
           batch_size: Used unless a trial's hparams name one.
           eval_batch_size: Examples evaluated at once.
         """
         task = cls.__new__(cls)
+        init, apply = _callable("init", init), _callable("apply", apply)
         task._setup(
-            _callable("init", init),
-            _callable("apply", apply),
-            optimizer,
+            Functions(init, apply, optimizer, loss, (), augment),
             dataset,
-            loss,
             metrics,
             batch_size,
             eval_batch_size,
         )
         return task
 
-    def _setup(
-        self,
-        init: Callable[..., PyTree],
-        apply: Callable[..., tuple[PyTree, PyTree]],
+    @classmethod
+    def from_nnx(
+        cls,
+        model: Callable[[HParams, Any], Any],
         optimizer: Callable[[HParams], optax.GradientTransformation],
         dataset: Dataset,
-        loss: PerExample,
+        *,
+        loss: PerExample = optax.softmax_cross_entropy_with_integer_labels,
+        metrics: Mapping[str, PerExample] | None = None,
+        augment: Augment | None = None,
+        batch_size: int = 32,
+        eval_batch_size: int | None = None,
+    ) -> Task:
+        """The same for a model of `flax.nnx`.
+
+        Args:
+          model: `model(hp, rngs) -> flax.nnx.Module`, which builds the module as
+            anywhere else, from `nnx.Rngs(key)`. It is called as `module(x)` after
+            `module.train()` or `module.eval()`, with the further arguments that a
+            linen module may have. It is built in every trace and then given the
+            trial's variables, so what is random has to be an `nnx.Variable`.
+          optimizer: As for `Task`, like all that follows; it sees the `nnx.Param`s.
+          dataset: The data.
+          loss: The loss.
+          metrics: The metrics.
+          augment: The augmentation.
+          batch_size: Used unless a trial's hparams name one.
+          eval_batch_size: Examples evaluated at once.
+
+        Examples:
+          >>> import jaxpack as jp, optax
+          >>> from flax import nnx
+          >>> def model(hp, rngs):
+          ...     return nnx.Sequential(
+          ...         lambda x: x.reshape(len(x), -1),
+          ...         nnx.Linear(64, hp.width, rngs=rngs),
+          ...         nnx.relu,
+          ...         nnx.Dropout(hp.dropout, rngs=rngs),
+          ...         nnx.Linear(hp.width, 10, rngs=rngs),
+          ...     )
+          >>> task = jp.Task.from_nnx(
+          ...     model, lambda hp: optax.adam(1e-3), jp.data.load("digits")
+          ... )
+          >>> (result,) = jp.train(task, [{"width": 16, "dropout": 0.2}], epochs=1)
+          >>> sorted(result.params["layers"])
+          ['1', '4']
+        """
+        init, apply = nnx.pure(_callable("model", model))
+        return cls.from_functions(
+            init,
+            apply,
+            optimizer,
+            dataset,
+            loss=loss,
+            metrics=metrics,
+            augment=augment,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+        )
+
+    def _setup(
+        self,
+        given: Functions,
+        dataset: Dataset,
         metrics: Mapping[str, PerExample] | None,
         batch_size: int,
         eval_batch_size: int | None,
@@ -164,12 +236,12 @@ class Task:
                     f"metrics holds {name!r}, which names something else in results; "
                     "give the metric another name"
                 )
-        self.functions = Functions(
-            init,
-            apply,
-            _callable("optimizer", optimizer),
-            _given_hparams("loss", loss),
-            tuple(
+        if given.augment is not None:
+            _callable("augment", given.augment)
+        self.functions = given._replace(
+            optimizer=_callable("optimizer", given.optimizer),
+            loss=_given_hparams("loss", given.loss),
+            metrics=tuple(
                 (name, _given_hparams(f"metrics[{name!r}]", metric))
                 for name, metric in metrics.items()
             ),
@@ -326,7 +398,8 @@ def _from_linen(
             got = type(module).__name__ if not inspect.isclass(module) else module
             raise ValueError(
                 f"model(hp) returned {got}; it must return a flax.linen.Module "
-                "(for anything else there is jaxpack.Task.from_functions)"
+                "(for flax.nnx there is jaxpack.Task.from_nnx, for anything else "
+                "jaxpack.Task.from_functions)"
             )
         return module, nn.call_signature(module)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,13 +12,14 @@ import numpy as np
 
 from jaxpack import executables, step
 from jaxpack.engines import PackSpec
-from jaxpack.ledger import Ledger, check_seed, choose_metric, trial_seed
+from jaxpack.ledger import Ledger, check_seed, choose_metric, trial_seed, weights
 from jaxpack.pack import Ready
 from jaxpack.planner import Plan, kinds_of_trials, plan
 from jaxpack.task import Task, check_batch_size
 from jaxpack.types import (
     COMPLETE,
     FAILED,
+    STOPPED,
     HParams,
     LaneState,
     Trial,
@@ -41,6 +44,7 @@ def train(
     metric: str | None = None,
     mode: str | None = None,
     evaluate_every: int | None = None,
+    patience: int | None = None,
 ) -> list[TrialResult]:
     """Trains trials together, each as if it were alone.
 
@@ -62,6 +66,8 @@ def train(
       metric: What `score` is; the task's first metric if None.
       mode: "min" or "max"; told from the metric's name if None.
       evaluate_every: Evaluate every so many epochs (or steps), not only at the end.
+      patience: Stop a trial after so many evaluations in a row without a new best
+        score. Every trial is then returned as it was at its best evaluation.
 
     Returns:
       A result a trial, in the order given, with its weights.
@@ -85,7 +91,8 @@ def train(
     """
     if not isinstance(task, Task):
         raise ValueError(f"task is {task!r}; make one with jaxpack.Task")
-    metric, mode = choose_metric(task, metric, mode, ranked=False)
+    metric, mode = choose_metric(task, metric, mode, ranked=patience is not None)
+    _check_patience(patience, evaluate_every)
     numbered = _numbered(trials)
     seed = _seed(seed, trials)
     if not numbered:
@@ -105,10 +112,11 @@ def train(
         max_lanes=max_lanes,
         workers=workers,
     )
-    ledger = Ledger(numbered, metric, mode)
+    ledger = Ledger(numbered, metric, mode, 0 if patience is None else len(numbered))
     for trial, given in zip(numbered, trials, strict=True):
         if isinstance(given, TrialResult):
-            ledger.records[trial.trial_id].rows += given.history
+            rows = [row for row in given.history if row["steps"] <= given.steps]
+            ledger.records[trial.trial_id].rows += rows
     for trial_id, reason in made.failed.items():
         ledger.fail(trial_id, reason)
     ready = [
@@ -127,15 +135,78 @@ def train(
     ]
     longest = max(-(-t // spe) for t, spe in zip(targets, spes, strict=True))
     with Pool(task.dataset, seed, longest, made.workers, made.fused) as pool:
-        pool.submit(ready)
-        running = {r.trial_id for r in ready}
-        while running:
-            reading = pool.get()
-            assert reading is not None
-            ledger.read(reading, spes[reading.trial_id], {})
-            if reading.done:
-                running.remove(reading.trial_id)
-    return [ledger.result(trial.trial_id, COMPLETE, seed=seed) for trial in numbered]
+        stopped = _run(pool, ready, ledger, spes, patience)
+    best = {incumbent.trial_id: incumbent for incumbent in ledger.incumbents}
+    results = []
+    for i in range(len(numbered)):
+        status = STOPPED if i in stopped else COMPLETE
+        result = ledger.result(i, status, seed=seed)
+        state = best[i].state if i in best and result.status != FAILED else None
+        if state is not None:
+            read = {"score": best[i].score, "steps": best[i].steps}
+            result = dataclasses.replace(result, **read, **weights(state))
+        results.append(result)
+    return results
+
+
+def _run(
+    pool: Pool,
+    ready: Sequence[Ready],
+    ledger: Ledger,
+    spes: Sequence[int],
+    patience: int | None,
+) -> set[int]:
+    """Trains all to their ends; returns the trials that patience has stopped."""
+    left = {trial.trial_id: trial for trial in ready}
+    stopped: set[int] = set()
+    # With patience a trial comes back at every evaluation, for it to be decided on.
+    legs = slice(None if patience is None else 1)
+    pool.submit([trial._replace(stops=trial.stops[legs]) for trial in ready])
+    while left:
+        reading = pool.get()
+        assert reading is not None
+        i = reading.trial_id
+        ledger.read(reading, spes[i], {})
+        if not reading.done:
+            continue
+        stops = tuple(stop for stop in left[i].stops if stop > reading.steps)
+        record = ledger.records[i]
+        if patience is None or not stops or record.state is None:
+            del left[i]
+        elif stale([r[ledger.metric] for r in record.rows], ledger.mode, patience):
+            stopped.add(i)
+            del left[i]
+        else:
+            left[i] = left[i]._replace(
+                state=record.state, step=reading.steps, stops=stops
+            )
+            pool.submit([left[i]._replace(stops=stops[:1])])
+    return stopped
+
+
+def stale(scores: Sequence[float], mode: str, patience: int) -> bool:
+    """Whether the last `patience` scores bring nothing better than those before.
+
+    Examples:
+      >>> stale([0.5, 0.7, 0.6, 0.7], "max", 2), stale([0.5, 0.7, 0.6, 0.7], "max", 3)
+      (True, False)
+    """
+    good = [-score if mode == "min" else score for score in scores]
+    good = [-math.inf if math.isnan(score) else score for score in good]
+    before, last = good[:-patience], good[-patience:]
+    return bool(before) and not max(last) > max(before)
+
+
+def _check_patience(patience: Any, evaluate_every: int | None) -> None:
+    if patience is None:
+        return
+    if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
+        raise ValueError(f"patience is {patience!r}; it must be a whole number >= 1")
+    if evaluate_every is None:
+        raise ValueError(
+            f"patience is {patience}, but trials are evaluated at their end only; "
+            "give evaluate_every, too"
+        )
 
 
 def steps_per_epoch(task: Task, hparams: HParams) -> int:

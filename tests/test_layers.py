@@ -13,21 +13,23 @@ ROOT = pathlib.Path(__file__).parents[1] / "jaxpack"
 LAYERS = (
     {"types", "compat"},
     {"trees", "jaxprs", "timeline", "policies", "data", "models", "combine"}
-    | {"space", "dimensions", "schedulers"}
-    | {"nn", "conv", "pool", "threefry", "rewrite"}
+    | {"space", "dimensions", "fixed", "schedulers"}
+    | {"nn", "nnx", "conv", "pool", "threefry", "rewrite"}
     | {"optimizers", "schedules", "metrics"},
     {"task", "step", "probe", "detect"},
     {"engines"},
     {"executables", "planner", "tune", "pack", "bundle", "worker"}
     | {"store", "checkpoints", "interrupt", "journal", "lock", "records", "weights"},
     {"ledger", "resume", "driver", "sweep", "train", "explain", "progress"}
-    | {"report", "load", "exports"},
+    | {"report", "load", "exports", "predict", "export"},
 )
 LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 
 # Imports within a layer; a package's modules may also import each other.
 SIDEWAYS = {
     ("space", "dimensions"),
+    ("fixed", "dimensions"),
+    ("fixed", "space"),
     ("policies", "dimensions"),
     ("policies", "space"),
     ("models", "conv"),
@@ -36,6 +38,7 @@ SIDEWAYS = {
     ("rewrite", "pool"),
     ("rewrite", "threefry"),
     ("optimizers", "nn"),
+    ("nnx", "nn"),
     ("step", "task"),
     ("probe", "step"),
     ("probe", "task"),
@@ -54,6 +57,8 @@ SIDEWAYS = {
     ("records", "store"),
     ("worker", "pack"),
     ("train", "ledger"),
+    ("predict", "train"),
+    ("export", "predict"),
     ("store", "checkpoints"),
     ("store", "journal"),
     ("store", "lock"),
@@ -78,7 +83,7 @@ SIDEWAYS = {
     ("explain", "train"),
 }
 
-HOST_ONLY = {"dimensions", "space", "schedulers", "policies", "combine"}
+HOST_ONLY = {"dimensions", "space", "fixed", "schedulers", "policies", "combine"}
 ACCELERATOR = {"jax", "jaxlib", "flax", "optax", "chex", "orbax"}
 
 MODULES = sorted(

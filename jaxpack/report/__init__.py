@@ -1,5 +1,6 @@
 """Tables, pictures and the page of a sweep."""
 
+from jaxpack.report.configurations import by_configuration
 from jaxpack.report.curves import curves_figure
 from jaxpack.report.hparams import hparams_figure, parallel_figure
 from jaxpack.report.page import card, pictures, write
@@ -13,6 +14,7 @@ from jaxpack.report.work import time_split, work_figure
 __all__ = [
     "Summary",
     "best_row",
+    "by_configuration",
     "card",
     "curves_figure",
     "hparams_figure",

@@ -1,0 +1,1 @@
+"""Short tasks of other kinds than classification, each to be copied from."""
