@@ -53,7 +53,8 @@ def test_mlp_lanes_equal_trials_alone(tiny_dataset, name):
         )
         for i, hp in enumerate(trials)
     ]
-    for engine in ENGINES:
+    # What fused adds does not depend on the optimizer.
+    for engine in ENGINES if name == "adam" else ENGINES[:2]:
         results = jp.train(task, trials, steps=100, engine=engine, seed=3)
         for result, (params, _, opt_state) in zip(results, alone, strict=True):
             assert result.steps == 100
@@ -88,7 +89,7 @@ def test_cnn_lanes_equal_trials_alone(tiny_images, batch_norm, name):
         )
         for i, hp in enumerate(trials)
     ]
-    for engine in ENGINES:
+    for engine in ENGINES if batch_norm else ENGINES[:2]:
         results = jp.train(task, trials, steps=20, engine=engine, seed=1)
         for result, (params, state, _) in zip(results, alone, strict=True):
             assert difference(result.params, params) <= tolerance, engine
@@ -150,7 +151,7 @@ def test_lanes_of_the_zoo_equal_trials_alone(photos, name):
         )
         for i, hp in enumerate(trials)
     ]
-    for engine in ENGINES:
+    for engine in ENGINES[:2]:
         results = jp.train(task, trials, steps=6, engine=engine)
         for result, (params, state, _) in zip(results, alone, strict=True):
             assert difference(result.params, params) <= tolerance, engine

@@ -185,6 +185,7 @@ def test_weights_come_from_disk(swept_directory, directory):
         str(best.trial_id): part(best.trial_id, params, best.steps),
         str(other): part(other, params, 1),  # Not from its best reading.
     }
+    shutil.rmtree(directory / "best")
     (directory / "best").mkdir()
     saver = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     saver.save(directory / "best" / "000002", args=ocp.args.PyTreeSave(tree))

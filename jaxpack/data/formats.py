@@ -9,7 +9,6 @@ import pathlib
 import tarfile
 
 import numpy as np
-from PIL import Image
 
 
 def read_idx(path: pathlib.Path) -> np.ndarray:
@@ -81,6 +80,8 @@ def encode_png(image: np.ndarray) -> bytes:
     """Encodes an image, uint8 `[height, width]` or `[height, width, 3]`, as PNG."""
     file = io.BytesIO()
     # Small images hardly gain from more compression, which takes most of the time.
+    from PIL import Image  # Only here, so that the rest does without it.
+
     Image.fromarray(image).save(file, "png", compress_level=1)
     return file.getvalue()
 
@@ -101,6 +102,8 @@ def decode_image(
     Raises:
       ValueError: If it has another shape and is not resized.
     """
+    from PIL import Image
+
     with Image.open(io.BytesIO(data)) as file:
         image = file.convert({1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}[shape[2]])
     if size is not None:
