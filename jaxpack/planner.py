@@ -300,7 +300,8 @@ class _Group:
     def family(self) -> tuple[Any, ...]:
         """What groups have in common that one measurement speaks for."""
         size = round(math.log(max(self.detection.flops, 1.0), 4))
-        return size, *(lane.name for lane in self.detection.program.lane_hparams)
+        lanes = self.detection.program.lane_hparams
+        return self.architecture.model, size, *(lane.name for lane in lanes)
 
 
 class _Choice(NamedTuple):

@@ -29,7 +29,7 @@ import numpy as np
 import optax
 
 from jaxpack import threefry
-from jaxpack.rewrite import replace_convolutions
+from jaxpack.rewrite import replace_operations
 from jaxpack.task import Functions, mean_parts, per_example, weighted_mean
 from jaxpack.types import HParams, LaneState, PyTree, TracedChoice
 
@@ -244,7 +244,7 @@ def update(
         parts = mean_parts(value, weight, mask)
         return weighted_mean(*parts), (model_state, parts)
 
-    loss_of = replace_convolutions(loss_of)
+    loss_of = replace_operations(loss_of)
     (loss, (model_state, parts)), grads = jax.value_and_grad(loss_of, has_aux=True)(
         state.params
     )
@@ -386,7 +386,7 @@ def metric_parts(
             for name, function in (("loss", functions.loss), *functions.metrics)
         }
 
-    return replace_convolutions(parts_of)(params)
+    return replace_operations(parts_of)(params)
 
 
 def outputs(
@@ -406,7 +406,7 @@ def outputs(
         key = jax.random.key(0, impl=PRNG)
         return _apply(functions, variables, hp, x, False, key, mask)[0]
 
-    return replace_convolutions(outputs_of)(variables)
+    return replace_operations(outputs_of)(variables)
 
 
 def evaluate(

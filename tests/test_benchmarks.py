@@ -93,7 +93,7 @@ def test_only_one_baseline_has_our_convolution(monkeypatch, name, times):
         replaced.append(loss)
         return loss
 
-    monkeypatch.setattr(rewrite, "replace_convolutions", record)
+    monkeypatch.setattr(rewrite, "replace_operations", record)
     problem = problem_with(cnn)
     baseline = baselines.make(name, problem, baselines.put(problem))
     values = baselines.on_device(TRIAL)

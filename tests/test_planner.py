@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import pytest
-from tiny import mlp_task, space
+from tiny import MLP, mlp_task, optimizer, space
 
 import jaxpack as jp
 from jaxpack import planner, tune
@@ -70,6 +70,27 @@ def test_the_fastest_engine_is_taken_where_work_is_long(
     assert "by measurement" in pack.reason
     (asked,) = packs(tiny_dataset, engine="solo")
     assert asked.spec.engine == "solo" and asked.measured == ()
+
+
+def test_unlike_models_are_measured_apart(tiny_dataset, monkeypatch):
+    measured = []
+
+    def measure(dataset, trials, candidates, devices):
+        (trial,) = trials.values()
+        measured.append(trial.hparams.model)
+        return {members: 1e-6 for members in candidates}
+
+    monkeypatch.setattr(planner, "measure", measure)
+    monkeypatch.setattr(planner, "WORTH_MEASURING", 0.0)
+
+    def model(hp):  # Of one size, whichever it is.
+        return MLP(hp.width, hp.rate) if hp.model == "a" else MLP(hp.width + 1, hp.rate)
+
+    task = jp.Task(model, optimizer, tiny_dataset)
+    mixed = space(model=jp.choice("a", "b"), width=jp.choice(14, 15))
+    plan = jp.explain(task, mixed, jp.RandomSearch(16, 1), workers=1)
+    assert len(plan.packs) == 4
+    assert sorted(measured) == ["a", "b"]
 
 
 def test_measuring_runs_real_steps_and_is_remembered(
