@@ -111,9 +111,11 @@ def _timer(
         endless = {"stops": (ENDLESS,), "total_steps": ENDLESS}
         bundle.put(make_ready(trial, fleet.plan, order=(trial.trial_id,), **endless))
     (pack,) = bundle.packs
-    run = jax.jit(functools.partial(chunked, spec.program, chunk), donate_argnums=0)
     deck, _ = feed.deck(0)
     spe = spec.program.steps_per_epoch
+    # Compiled here and now, while the form is the one asked for.
+    form = jax.jit(functools.partial(chunked, spec.program, chunk), donate_argnums=0)
+    run = form.lower(*pack.arguments, feed.train, deck, np.int32(0)).compile()
 
     def timed(steps: int) -> float:
         states, hparams = pack.arguments
