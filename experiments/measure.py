@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 
+from jaxpack.forecast import Work
 from jaxpack.pack import Reading
 from jaxpack.planner import Plan, kinds_of_trials, plan, worker_devices
 from jaxpack.task import Task
@@ -90,7 +91,7 @@ def fleet(
         trials,
         kinds_of_trials(trials),
         [horizon] * count,
-        [horizon] * count,
+        Work.of([horizon] * count),
         engine=engine,
         max_lanes=None if engine == "auto" else lanes,
         workers=workers,

@@ -85,6 +85,7 @@ class Detection:
       key: The hparams that fix the program, with the trial's values.
       state: Shapes and dtypes of one lane's state.
       flops: Of a training step, at least.
+      scratch: Bytes of all values that a training step computes.
     """
 
     program: Program
@@ -92,6 +93,7 @@ class Detection:
     key: tuple[tuple[str, Any], ...]
     state: PyTree
     flops: float
+    scratch: int
 
     def covers(self, hparams: Mapping[str, Any]) -> bool:
         """Whether a trial with these hparams has this program."""
@@ -191,6 +193,7 @@ def detect(
         key=tuple(key),
         state=traced.state,
         flops=jaxprs.flops(traced.step),
+        scratch=jaxprs.value_bytes(traced.step),
     )
 
 

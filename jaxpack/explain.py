@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxpack import executables
 from jaxpack.fixed import Fixed, as_space
+from jaxpack.forecast import Work
 from jaxpack.ledger import check_seed
 from jaxpack.planner import Plan, kinds_of_space, plan
 from jaxpack.schedulers import Hyperband, Scheduler
@@ -115,15 +116,13 @@ def plan_sweep(
 ) -> Plan:
     """The plan for a sweep's trials; see `explain` for the arguments."""
     spes, totals = horizons(task, scheduler, trials)
-    # What a trial trains on average, whatever the scores.
-    mean = scheduler.total_resource() / scheduler.num_trials
-    expected = [mean * (spe if scheduler.unit == "epochs" else 1) for spe in spes]
+    units = tuple(in_steps(1, scheduler.unit, spe) for spe in spes)
     return plan(
         task,
         trials,
         kinds_of_space(space, trials),
         totals,
-        expected,
+        Work(scheduler.brackets(), units),
         engine=engine,
         max_lanes=max_lanes,
         workers=workers,

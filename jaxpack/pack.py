@@ -182,11 +182,9 @@ class Pack:
         self.live: dict[int, _Lane] = {}
         self.usage = Usage()
         self.spans: list[tuple[float, dict[str, float]]] = []
-        width = spec.lane_axis
         self._lane_avals = step.lane_avals(spec.program.lane_hparams)
-        self._hparams_avals = step.lane_avals(spec.program.lane_hparams, width)
-        self._states_avals = trees.avals(spec.state, width)
-        self._hparams = trees.zeros(self._hparams_avals)
+        self._states_avals, hparams_avals = argument_avals(spec)
+        self._hparams = trees.zeros(hparams_avals)
         # An empty lane's target is 0: it is not trained.
         self._states = jax.device_put(trees.zeros(self._states_avals), feed.device)
 
@@ -233,11 +231,6 @@ class Pack:
     def arguments(self) -> tuple[LaneState, dict[str, Any]]:
         """The lanes' states and hparams, as a program takes them."""
         return self._states, self._hparams
-
-    @property
-    def argument_avals(self) -> tuple[PyTree, PyTree]:
-        """Shapes and dtypes of `arguments`."""
-        return self._states_avals, self._hparams_avals
 
     def replace(self, states: LaneState) -> None:
         """Takes the lanes' new states, as a program has returned them."""
@@ -403,6 +396,13 @@ class Pack:
 
 
 _INT = jax.ShapeDtypeStruct((), np.int32)
+
+
+def argument_avals(spec: PackSpec) -> tuple[PyTree, PyTree]:
+    """Shapes and dtypes of a pack's states and hparams, as a program takes them."""
+    width = spec.lane_axis
+    hparams = step.lane_avals(spec.program.lane_hparams, width)
+    return trees.avals(spec.state, width), hparams
 
 
 def evaluation(

@@ -13,6 +13,7 @@ import jax
 
 from jaxpack import trees
 from jaxpack.combine import MOST_FUSED, filled, partition
+from jaxpack.data import Dataset
 from jaxpack.detect import (
     Detection,
     Finding,
@@ -22,15 +23,17 @@ from jaxpack.detect import (
     kind_of,
 )
 from jaxpack.dimensions import Dimension, Uniform
-from jaxpack.engines import ADVANCE, ENGINES, PackSpec
+from jaxpack.engines import ENGINES, PackSpec
+from jaxpack.forecast import Work
+from jaxpack.memory import Need, lanes_that_fit
 from jaxpack.space import Space
 from jaxpack.task import Task
 from jaxpack.tune import measure
 from jaxpack.types import Trial
+from jaxpack.widths import Layout, Load, Pace, Tail, lay_out, pace_of, widest
 
 TINY = 10_000
 """Parameters below which a pack beats single trials on a CPU core."""
-DEFAULT_LANES = 16
 FLOPS = 5e10
 """What a worker may be expected to compute a second."""
 WORTH_MEASURING = 30.0
@@ -53,6 +56,10 @@ class PlannedPack:
       measured: Candidates and their microseconds a lane-step, where measured.
       fused: The packs that share this one's program, itself included; empty where it
         has a program of its own.
+      memory_bytes: What its program takes on each worker, the data included: a bound.
+      memory_compiled: Whether it is no bound, but what compiled programs say.
+      tail: A number of steps, and the narrower pack of trials that are to have had as
+        many in all, or more; None where all train in one pack.
     """
 
     spec: PackSpec
@@ -63,6 +70,9 @@ class PlannedPack:
     reason: str
     measured: tuple[tuple[str, float], ...] = ()
     fused: tuple[PackSpec, ...] = ()
+    tail: tuple[int, PackSpec] | None = None
+    memory_bytes: int = 0
+    memory_compiled: bool = False
 
     @property
     def engine(self) -> str:
@@ -88,9 +98,13 @@ class PlannedPack:
             "trials": len(self.trial_ids),
             "params": self.num_params,
             "lane_bytes": self.lane_bytes,
+            "memory_bytes": self.memory_bytes,
+            "memory_compiled": self.memory_compiled,
             "flops": self.flops,
             "reason": self.reason,
             "measured": dict(self.measured),
+            "tail": self.tail
+            and [self.tail[0], self.tail[1].engine, self.tail[1].num_lanes],
         }
 
 
@@ -103,16 +117,21 @@ class Plan:
       findings: For each hparam, whether it may differ between lanes, and why.
       workers: The device of each worker.
       failed: Trials whose program cannot be built, with the reason.
+      occupancy: Share of the lane-steps computed that is expected to train a trial.
     """
 
     packs: tuple[PlannedPack, ...]
     findings: tuple[Finding, ...]
     workers: tuple[jax.Device, ...]
     failed: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    occupancy: float = 1.0
 
-    def pack_of(self, trial_id: int) -> PackSpec:
-        """The pack that a trial fits into."""
-        return self._packs_by_trial[trial_id]
+    def pack_of(self, trial_id: int, steps: int = 0) -> PackSpec:
+        """The pack of a trial that trains until it has had `steps` steps."""
+        pack = self._packs_by_trial[trial_id]
+        if pack.tail is not None and steps >= pack.tail[0]:
+            return pack.tail[1]
+        return pack.spec
 
     @property
     def fused(self) -> dict[PackSpec, tuple[PackSpec, ...]]:
@@ -120,9 +139,9 @@ class Plan:
         return {pack.spec: pack.fused for pack in self.packs if pack.fused}
 
     @property
-    def _packs_by_trial(self) -> dict[int, PackSpec]:
+    def _packs_by_trial(self) -> dict[int, PlannedPack]:
         if "_by_trial" not in self.__dict__:
-            by_trial = {i: p.spec for p in self.packs for i in p.trial_ids}
+            by_trial = {i: p for p in self.packs for i in p.trial_ids}
             object.__setattr__(self, "_by_trial", by_trial)
         return self.__dict__["_by_trial"]
 
@@ -138,22 +157,28 @@ class Plan:
                 lines.append(f"  {'':<{names}}            {_short(finding.line)}")
         total = sum(len(pack.trial_ids) for pack in self.packs)
         programs = list(dict.fromkeys(p.fused or (p.spec,) for p in self.packs))
+        programs += [(pack.tail[1],) for pack in self.packs if pack.tail]
         count = f"{len(programs)} program{'s' * (len(programs) != 1)}"
         lines.append(f"{count} for {total} trials")
         for pack in self.packs:
             key = ", ".join(f"{name}={value}" for name, value in pack.key) or "all"
-            lanes = f" x {pack.spec.num_lanes}" if pack.spec.num_lanes > 1 else ""
-            engine = f"{pack.spec.engine}{lanes}"
+            engine = _engine(pack.spec)
+            if pack.tail:
+                engine += f", from {pack.tail[0]:,} steps {_engine(pack.tail[1])}"
             if pack.fused:
                 share = pack.fused.count(pack.spec) * pack.spec.num_lanes
                 number = programs.index(pack.fused) + 1
                 engine = f"fused, {share} of {pack.num_lanes} lanes of program {number}"
+            memory = f"in {'' if pack.memory_compiled else 'at most '}"
             lines.append(
                 f"  {key}: {len(pack.trial_ids)} trials, {engine}, "
-                f"{pack.num_params:,} params, {_bytes(pack.lane_bytes)} a lane"
+                f"{pack.num_params:,} params, {_bytes(pack.lane_bytes)} a lane, "
+                f"{memory}{_bytes(pack.memory_bytes)}"
             )
         for reason in dict.fromkeys(pack.reason for pack in self.packs):
             lines.append(f"  {reason}")
+        if self.occupancy < 1:
+            lines.append(f"  lanes are expected to be {self.occupancy:.0%} full")
         device = self.workers[0].device_kind
         lines.append(f"{len(self.workers)} workers on {device}")
         for trial_id, reason in self.failed.items():
@@ -168,7 +193,7 @@ def plan(
     trials: Sequence[Trial],
     kinds: Sequence[Mapping[str, Kind]],
     total_steps: Sequence[int],
-    expected_steps: Sequence[float] | None = None,
+    work: Work | None = None,
     *,
     engine: str = "auto",
     max_lanes: int | None = None,
@@ -181,8 +206,8 @@ def plan(
       trials: The trials.
       kinds: For each trial, the kind of each of its hparams.
       total_steps: Each trial's schedule horizon, in steps.
-      expected_steps: How many steps each trial may be expected to train; nothing is
-        measured where this is not known.
+      work: What is to be trained; where this is not known, nothing is measured, and
+        packs are as wide as there are trials for.
       engine: "packed", "solo", "fused" or "auto".
       max_lanes: Widest pack allowed; for "fused", the most trials of one program.
       workers: Worker threads; a core each on a CPU, one a device elsewhere.
@@ -193,13 +218,22 @@ def plan(
         has certain hparams.
     """
     _check(engine, max_lanes, workers)
-    expected_steps = expected_steps or [0.0] * len(trials)
+    expected_steps = work.steps if work else [0.0] * len(trials)
     groups, failed = _group(task, trials, kinds, total_steps, expected_steps)
     devices = worker_devices(workers)
-    choices = _choose(task, groups, engine, devices, max_lanes)
+    alone = engine == "auto"
+    widths = _Widths(task.dataset, work, devices, max_lanes, alone)
+    choices = _choose(task, groups, engine, widths)
+    layout = widths.of(groups, choices)
     packs = [
-        _pack(group, choice, _width(group, choice.engine, devices, max_lanes))
-        for group, choice in zip(groups, choices, strict=True)
+        _pack(group, choice, lanes, widths.fit(group, lanes)[1])
+        for group, choice, lanes in zip(groups, choices, layout.lanes, strict=True)
+    ]
+    packs = [
+        pack
+        if tail is None
+        else dataclasses.replace(pack, tail=(tail.steps, _narrowed(pack.spec, tail)))
+        for pack, tail in zip(packs, layout.tails, strict=True)
     ]
     if engine == "fused":
         packs = _fused_as_asked(packs, groups, devices, max_lanes or MOST_FUSED)
@@ -207,7 +241,7 @@ def plan(
         packs = _fused_where_faster(task, packs, groups, devices, max_lanes)
     merged = _merge_findings([group.detection.findings for group in groups])
     _warn(merged, packs, len(trials))
-    return Plan(tuple(packs), merged, devices, failed)
+    return Plan(tuple(packs), merged, devices, failed, layout.forecast.occupancy)
 
 
 def kinds_of_space(space: Space, trials: Sequence[Trial]) -> list[dict[str, Kind]]:
@@ -296,6 +330,11 @@ class _Group:
     def num_params(self) -> int:
         return sum(leaf.size for leaf in jax.tree.leaves(self.detection.state.params))
 
+    def load(self, choice: _Choice) -> Load:
+        """The group, as the widths of its packs depend on it."""
+        trials = tuple(trial.trial_id for trial in self.trials)
+        return Load(trials, choice.engine, self.detection.flops, choice.slower)
+
     @property
     def family(self) -> tuple[Any, ...]:
         """What groups have in common that one measurement speaks for."""
@@ -308,6 +347,7 @@ class _Choice(NamedTuple):
     engine: str
     reason: str
     measured: tuple[tuple[str, float], ...] = ()
+    slower: tuple[tuple[str, float], ...] = ()
 
 
 def _group(
@@ -372,7 +412,7 @@ def _check_architectures(
         raise error
 
 
-def _pack(group: _Group, choice: _Choice, lanes: int) -> PlannedPack:
+def _pack(group: _Group, choice: _Choice, lanes: int, need: Need) -> PlannedPack:
     detection = group.detection
     return PlannedPack(
         spec=PackSpec(detection.program, choice.engine, lanes, detection.state),
@@ -382,25 +422,53 @@ def _pack(group: _Group, choice: _Choice, lanes: int) -> PlannedPack:
         flops=detection.flops,
         reason=choice.reason,
         measured=choice.measured,
+        memory_bytes=need.of(lanes),
+        memory_compiled=need.compiled,
     )
 
 
-def _width(
-    group: _Group, engine: str, devices: Sequence[jax.Device], widest: int | None
-) -> int:
-    """A pack's width: no wider than the trials need once every worker has a pack."""
-    if engine == "solo":
-        return 1
-    share = -(-len(group.trials) // len(devices))
-    return min(widest or DEFAULT_LANES, 1 << (share - 1).bit_length())
+@dataclasses.dataclass(frozen=True)
+class _Widths:
+    """What the widths of packs depend on besides the packs."""
+
+    dataset: Dataset
+    work: Work | None
+    devices: tuple[jax.Device, ...]
+    max_lanes: int | None
+    alone: bool
+    known: dict[str, tuple[int, Need]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def pace(self) -> Pace:
+        return pace_of(self.devices[0].platform)
+
+    def of(self, groups: Sequence[_Group], choices: Sequence[_Choice]) -> Layout:
+        """The widths of groups of trials, and their tails."""
+        workers, most = len(self.devices), self.max_lanes or self.pace.lanes
+        loads = []
+        for group, choice in zip(groups, choices, strict=True):
+            load = group.load(choice)
+            fit, _ = self.fit(group, load.width(most, workers))
+            loads.append(dataclasses.replace(load, most=fit))
+        if self.work is None:
+            return widest(loads, workers, most)
+        return lay_out(loads, self.work, workers, self.pace, most, alone=self.alone)
+
+    def fit(self, group: _Group, lanes: int) -> tuple[int, Need]:
+        """How many of the lanes wanted fit into memory, and what a pack takes of it."""
+        name = f"{group.detection.program.fingerprint} {lanes}"
+        if name not in self.known:
+            wanted = group.detection, self.dataset, self.devices, lanes
+            self.known[name] = lanes_that_fit(*wanted)
+        return self.known[name]
+
+
+def _narrowed(spec: PackSpec, tail: Tail) -> PackSpec:
+    return dataclasses.replace(spec, engine=tail.engine, num_lanes=tail.lanes)
 
 
 def _choose(
-    task: Task,
-    groups: Sequence[_Group],
-    engine: str,
-    devices: Sequence[jax.Device],
-    max_lanes: int | None,
+    task: Task, groups: Sequence[_Group], engine: str, widths: _Widths
 ) -> list[_Choice]:
     """An engine for each group: the one asked for, the usual one, or the fastest.
 
@@ -418,15 +486,16 @@ def _choose(
     families: dict[Any, list[_Group]] = {}
     for group in groups:
         families.setdefault(group.family, []).append(group)
-    choices = {}
+    largest = {
+        family: max(members, key=lambda g: g.detection.flops * g.steps)
+        for family, members in families.items()
+    }
+    platform = widths.devices[0].platform
+    choices = {f: _usual(platform, group.num_params) for f, group in largest.items()}
     for family, members in families.items():
         work = sum(group.detection.flops * group.steps for group in members)
-        largest = max(members, key=lambda g: g.detection.flops * g.steps)
-        choices[family] = _usual(devices[0].platform, largest.num_params)
-        if work / FLOPS / len(devices) > WORTH_MEASURING:
-            choices[family] = _fastest(
-                task, largest, choices[family], devices, max_lanes
-            )
+        if work / FLOPS / len(widths.devices) > WORTH_MEASURING:
+            choices[family] = _fastest(task, groups, choices, largest[family], widths)
     return [choices[group.family] for group in groups]
 
 
@@ -441,33 +510,49 @@ def _usual(platform: str, num_params: int) -> _Choice:
 
 def _fastest(
     task: Task,
+    groups: Sequence[_Group],
+    choices: Mapping[Any, _Choice],
     group: _Group,
-    usual: _Choice,
-    devices: Sequence[jax.Device],
-    max_lanes: int | None,
+    widths: _Widths,
 ) -> _Choice:
-    """The engine that measures fastest; the usual one unless it loses by a tenth."""
-    detection = group.detection
-    widths = {name: _width(group, name, devices, max_lanes) for name in ADVANCE}
+    """The engine that trains a family the soonest by what its steps measure.
+
+    The usual one unless it loses by a tenth. A pack that cannot be kept full is slower
+    than its lanes are: what counts is the forecast of the whole.
+    """
+    detection, devices = group.detection, widths.devices
+
+    def layout(choice: _Choice) -> Layout:
+        mine = {**choices, group.family: choice}
+        return widths.of(groups, [mine[each.family] for each in groups])
+
+    place = next(i for i, each in enumerate(groups) if each is group)
+    packed = layout(_Choice("packed", "")).lanes[place]
+    if packed < 2:
+        return choices[group.family]
     candidates = [
-        (PackSpec(detection.program, name, width, detection.state),)
-        for name, width in widths.items()
-        if name == "solo" or width > 1
+        (PackSpec(detection.program, name, lanes, detection.state),)
+        for name, lanes in (("packed", packed), ("solo", 1))
     ]
-    if len(candidates) < 2:
-        return usual
     trials = {detection.program: group.trials[0]}
     seconds = measure(task.dataset, trials, candidates, devices)
-    by_engine = {spec.engine: time for (spec,), time in seconds.items()}
-    best = min(by_engine, key=lambda name: by_engine[name])
-    if by_engine[best] > 0.9 * by_engine[usual.engine]:
-        best = usual.engine
+    load, found = group.load(choices[group.family]), {}
+    for (spec,), time in seconds.items():
+        step = time * spec.num_lanes * len(devices)
+        load = load.measured(spec.engine, spec.num_lanes, step, widths.pace)
+    for engine in ("packed", "solo"):
+        of_engine = layout(_Choice(engine, "", (), load.slower))
+        found[engine] = of_engine.forecast.seconds
+    best, usual = min(found, key=lambda name: found[name]), choices[group.family].engine
+    if found[best] > 0.9 * found[usual]:
+        best = usual
     figures = tuple(
         (f"{spec.engine} x {spec.num_lanes}", round(time * 1e6, 2))
         for (spec,), time in seconds.items()
     )
     shown = ", ".join(f"{name} {us:.4g} us" for name, us in figures)
-    return _Choice(best, f"{best}, by measurement; a lane-step: {shown}", figures)
+    reason = f"{best}, by measurement; a lane-step, with all lanes full: {shown}"
+    return _Choice(best, reason, figures, load.slower)
 
 
 def _fused_as_asked(
@@ -522,6 +607,7 @@ def _fused_where_faster(
                 reason=f"{packs[i].reason}; {reason}",
                 measured=(*packs[i].measured, figure),
                 fused=members if wins else (),
+                tail=None if wins else packs[i].tail,
             )
     return fused
 
@@ -557,6 +643,11 @@ def _warn(
             "seconds to compile: static hparams with fewer values would need fewer",
             stacklevel=4,
         )
+
+
+def _engine(spec: PackSpec) -> str:
+    lanes = f" x {spec.num_lanes}" if spec.num_lanes > 1 else ""
+    return f"{spec.engine}{lanes}"
 
 
 def _short(text: str, width: int = 72) -> str:

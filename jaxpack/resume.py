@@ -153,10 +153,14 @@ def obey(plan: Plan, asked: Mapping[str, Any]) -> Plan:
     for pack in plan.packs:
         name = pack.spec.program.fingerprint
         if name in recorded:
-            row = recorded[name]
+            row, tail = recorded[name], None
             fused = tuple(specs[member] for member in row["fused"])
+            if row.get("tail"):
+                steps, engine, lanes = row["tail"]
+                narrow = {"engine": engine, "num_lanes": lanes}
+                tail = steps, dataclasses.replace(pack.spec, **narrow)
             pack = dataclasses.replace(
-                pack, spec=specs[name], fused=fused, reason=row["reason"]
+                pack, spec=specs[name], fused=fused, tail=tail, reason=row["reason"]
             )
         elif set(pack.fused) - {pack.spec}:  # Others may be fused otherwise.
             pack = dataclasses.replace(pack, fused=())

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxpack import executables, step
 from jaxpack.engines import PackSpec
+from jaxpack.forecast import Work
 from jaxpack.ledger import Ledger, check_seed, choose_metric, trial_seed, weights
 from jaxpack.pack import Ready
 from jaxpack.planner import Plan, kinds_of_trials, plan
@@ -107,7 +108,7 @@ def train(
         numbered,
         kinds_of_trials(numbered),
         total,
-        targets,
+        Work.of(targets),
         engine=engine,
         max_lanes=max_lanes,
         workers=workers,
@@ -246,7 +247,7 @@ def make_ready(
     Raises:
       ValueError: If `going_on` does not fit.
     """
-    pack = made.pack_of(trial.trial_id)
+    pack = made.pack_of(trial.trial_id, stops[-1])
     if going_on is not None:
         state = state_of(going_on, pack, stops[-1])
     values = dict(trial.hparams) | {"total_steps": total_steps}
