@@ -112,7 +112,7 @@ def _timer(
         bundle.put(make_ready(trial, fleet.plan, order=(trial.trial_id,), **endless))
     (pack,) = bundle.packs
     deck, _ = feed.deck(0)
-    spe = spec.program.steps_per_epoch
+    spe = spec.program.steps_per_epoch({})
     # Compiled here and now, while the form is the one asked for.
     form = jax.jit(functools.partial(chunked, spec.program, chunk), donate_argnums=0)
     run = form.lower(*pack.arguments, feed.train, deck, np.int32(0)).compile()

@@ -70,7 +70,7 @@ class Bundle:
     def advance(self) -> None:
         """Trains to the next stop of any lane, or for a segment's longest time."""
         running = [
-            (lane, member.spec.program.steps_per_epoch)
+            (lane, lane.steps_per_epoch)
             for member in self.packs
             for lane in member.running
         ]

@@ -113,6 +113,7 @@ def plan_sweep(
     engine: str,
     max_lanes: int | None,
     workers: int | None,
+    padding: bool | None = None,
 ) -> Plan:
     """The plan for a sweep's trials; see `explain` for the arguments."""
     spes, totals = horizons(task, scheduler, trials)
@@ -126,6 +127,7 @@ def plan_sweep(
         engine=engine,
         max_lanes=max_lanes,
         workers=workers,
+        padding=padding,
     )
 
 

@@ -7,6 +7,7 @@ import functools
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -158,6 +159,10 @@ class _Lane:
     seconds: float = 0.0
 
     @property
+    def steps_per_epoch(self) -> int:
+        return int(self.ready.pack.program.steps_per_epoch(self.ready.lane))
+
+    @property
     def due(self) -> bool:
         return self.first_bad_step is not None or self.step == self.stops[0]
 
@@ -181,6 +186,7 @@ class Pack:
         self.seed = np.uint32(seed)
         self.live: dict[int, _Lane] = {}
         self.usage = Usage()
+        self.steps: Counter[int] = Counter()  # lane-steps by steps an epoch
         self.spans: list[tuple[float, dict[str, float]]] = []
         self._lane_avals = step.lane_avals(spec.program.lane_hparams)
         self._states_avals, hparams_avals = argument_avals(spec)
@@ -244,16 +250,21 @@ class Pack:
           end: The epoch at whose start the deck on the device ends.
           seconds: What it took, for each lane that was trained.
         """
-        end *= self.spec.program.steps_per_epoch
         bad = np.atleast_1d(self._states.first_bad_step)
-        running = {i: x for i, x in self.live.items() if not x.due and x.step < end}
+        running = {
+            i: lane
+            for i, lane in self.live.items()
+            if not lane.due and lane.step < end * lane.steps_per_epoch
+        }
         before = sum(lane.step for lane in running.values())
         for i, lane in running.items():
+            self.steps[lane.steps_per_epoch] -= lane.step
             lane.seconds += seconds
             lane.step += steps
             if bad[i] >= 0:
                 lane.first_bad_step = int(bad[i])
                 lane.step = lane.first_bad_step + 1
+            self.steps[lane.steps_per_epoch] += lane.step
         self._use(
             lane_steps=sum(lane.step for lane in running.values()) - before,
             computed=steps * self.spec.num_lanes if running else 0,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxpack import trees
+from jaxpack import threefry, trees
 from jaxpack.combine import MOST_FUSED, filled, partition
 from jaxpack.data import Dataset
 from jaxpack.detect import (
@@ -27,15 +27,28 @@ from jaxpack.engines import ENGINES, PackSpec
 from jaxpack.forecast import Work
 from jaxpack.memory import Need, lanes_that_fit
 from jaxpack.space import Space
+from jaxpack.step import BATCH_SIZE
 from jaxpack.task import Task
 from jaxpack.tune import measure
 from jaxpack.types import Trial
-from jaxpack.widths import Layout, Load, Pace, Tail, lay_out, pace_of, widest
+from jaxpack.widths import (
+    COMPILE_SECONDS,
+    GAIN,
+    Layout,
+    Load,
+    Pace,
+    Tail,
+    lay_out,
+    pace_of,
+    widest,
+)
 
 TINY = 10_000
 """Parameters below which a pack beats single trials on a CPU core."""
 FLOPS = 5e10
 """What a worker may be expected to compute a second."""
+PROGRAMS = 2
+"""What a pack has compiled, in programs as long as its training step."""
 WORTH_MEASURING = 30.0
 """Seconds of expected work from which the engines are measured: some 20 compiles."""
 WORTH_FUSING = 120.0
@@ -102,6 +115,7 @@ class PlannedPack:
             "memory_compiled": self.memory_compiled,
             "flops": self.flops,
             "reason": self.reason,
+            "padded": self.spec.program.padded,
             "measured": dict(self.measured),
             "tail": self.tail
             and [self.tail[0], self.tail[1].engine, self.tail[1].num_lanes],
@@ -198,6 +212,7 @@ def plan(
     engine: str = "auto",
     max_lanes: int | None = None,
     workers: int | None = None,
+    padding: bool | None = None,
 ) -> Plan:
     """Groups trials by program and chooses how each program is run.
 
@@ -211,6 +226,8 @@ def plan(
       engine: "packed", "solo", "fused" or "auto".
       max_lanes: Widest pack allowed; for "fused", the most trials of one program.
       workers: Worker threads; a core each on a CPU, one a device elsewhere.
+      padding: Whether trials of unlike batch sizes share packs, their batches padded to
+        the largest; None for what the forecast says.
 
     Raises:
       ValueError: If an argument is not what it should be.
@@ -223,6 +240,9 @@ def plan(
     devices = worker_devices(workers)
     alone = engine == "auto"
     widths = _Widths(task.dataset, work, devices, max_lanes, alone)
+    if engine in ("auto", "packed"):
+        totals = {t.trial_id: n for t, n in zip(trials, total_steps, strict=True)}
+        groups = _padded(task, groups, engine, widths, totals, padding)
     choices = _choose(task, groups, engine, widths)
     layout = widths.of(groups, choices)
     packs = [
@@ -333,7 +353,8 @@ class _Group:
     def load(self, choice: _Choice) -> Load:
         """The group, as the widths of its packs depend on it."""
         trials = tuple(trial.trial_id for trial in self.trials)
-        return Load(trials, choice.engine, self.detection.flops, choice.slower)
+        flops, mixed = self.detection.flops, self.detection.program.padded
+        return Load(trials, choice.engine, flops, choice.slower, mixed=mixed)
 
     @property
     def family(self) -> tuple[Any, ...]:
@@ -387,6 +408,100 @@ def _group(
     _check_architectures(trials, architectures, failed)
     reasons = {i: f"{type(e).__name__}: {e}" for i, e in failed.items()}
     return groups, reasons
+
+
+def _padded(
+    task: Task,
+    groups: list[_Group],
+    engine: str,
+    widths: _Widths,
+    totals: Mapping[int, int],
+    padding: bool | None,
+) -> list[_Group]:
+    """Puts groups that differ in their batch size alone together, where that pays.
+
+    Their batches are then padded to the largest. What a padded step wastes is weighed
+    against the compilations and the half-empty packs of programs of their own.
+    """
+
+    def usual(group: _Group) -> _Choice:
+        if engine == "packed":
+            return _Choice("packed", "")
+        return _usual(widths.devices[0].platform, group.num_params)
+
+    def cost(groups: Sequence[_Group]) -> float:
+        layout = widths.of(groups, [usual(group) for group in groups])
+        programs = PROGRAMS * len(groups) / len(widths.devices)
+        return layout.forecast.seconds + COMPILE_SECONDS * programs
+
+    alike: dict[Any, list[_Group]] = {}
+    for group in groups:
+        if usual(group).engine == "packed" and _may_be_padded(group):
+            alike.setdefault(_but_for_batch_size(group), []).append(group)
+    sets = [members for members in alike.values() if len(members) > 1]
+    unknown = padding is None and widths.work is None
+    if not sets or padding is False or unknown:
+        return groups
+    if padding is None:
+        guessed = _exchanged(groups, [(m, _together(m)) for m in sets])
+        if cost(guessed) > GAIN * cost(groups):
+            return groups
+    found = [(members, _merged(task, members, totals)) for members in sets]
+    return _exchanged(groups, [(m, one) for m, one in found if one is not None])
+
+
+def _exchanged(
+    groups: Sequence[_Group], sets: Sequence[tuple[Sequence[_Group], _Group]]
+) -> list[_Group]:
+    """The groups, with one in the place of each set of them."""
+    gone = {id(group) for members, _ in sets for group in members}
+    kept = [group for group in groups if id(group) not in gone]
+    return kept + [one for _, one in sets]
+
+
+def _may_be_padded(group: _Group) -> bool:
+    kind = group.architecture.kinds.get(BATCH_SIZE)
+    padded = kind is not None and kind.dtype == "int32" and not kind.static
+    # Random numbers then depend on their place in the batch, not on its size.
+    alike = padded and threefry.counts_by_place()
+    return alike and not group.detection.program.mixes_examples
+
+
+def _but_for_batch_size(group: _Group) -> Any:
+    """What groups have in common that differ in their batch size alone."""
+    detection, model = group.detection, group.architecture.model
+    key = tuple((name, value) for name, value in detection.key if name != BATCH_SIZE)
+    leaves, structure = jax.tree.flatten(detection.state)
+    shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
+    return model, key, detection.program.lane_hparams, shapes, structure
+
+
+def _together(groups: Sequence[_Group]) -> _Group:
+    """The trials of groups under the program of the largest batches."""
+    largest = max(groups, key=lambda group: group.detection.program.batch_size)
+    trials = [trial for group in groups for trial in group.trials]
+    steps = sum(group.steps for group in groups)
+    return dataclasses.replace(
+        largest, trials=sorted(trials, key=lambda t: t.trial_id), steps=steps
+    )
+
+
+def _merged(
+    task: Task, groups: Sequence[_Group], totals: Mapping[int, int]
+) -> _Group | None:
+    """Groups of unlike batch sizes as one; None if no program can be that of all."""
+    one = _together(groups)
+    kinds = one.architecture.kinds
+    # The largest that may come: with more trials, the program stays the same.
+    size = min(max(kinds[BATCH_SIZE].extremes), task.dataset.num_train)
+    first = one.trials[0]
+    total = totals[first.trial_id]
+    found = detect(task, first.hparams, kinds, total, padded_to=size)
+    values = (dict(t.hparams) | {"total_steps": totals[t.trial_id]} for t in one.trials)
+    fits = found.program.padded and not found.program.mixes_examples
+    if not fits or not all(map(found.covers, values)):
+        return None
+    return dataclasses.replace(one, detection=found)
 
 
 def _check_architectures(
@@ -485,7 +600,8 @@ def _choose(
         return [_Choice(engine, "as asked for")] * len(groups)
     families: dict[Any, list[_Group]] = {}
     for group in groups:
-        families.setdefault(group.family, []).append(group)
+        if not group.detection.program.padded:
+            families.setdefault(group.family, []).append(group)
     largest = {
         family: max(members, key=lambda g: g.detection.flops * g.steps)
         for family, members in families.items()
@@ -496,7 +612,8 @@ def _choose(
         work = sum(group.detection.flops * group.steps for group in members)
         if work / FLOPS / len(widths.devices) > WORTH_MEASURING:
             choices[family] = _fastest(task, groups, choices, largest[family], widths)
-    return [choices[group.family] for group in groups]
+    together = _Choice("packed", "packed: batches of unlike sizes share a program")
+    return [choices.get(group.family, together) for group in groups]
 
 
 def _usual(platform: str, num_params: int) -> _Choice:
@@ -524,7 +641,8 @@ def _fastest(
 
     def layout(choice: _Choice) -> Layout:
         mine = {**choices, group.family: choice}
-        return widths.of(groups, [mine[each.family] for each in groups])
+        packed = _Choice("packed", "")  # What is padded stays so.
+        return widths.of(groups, [mine.get(each.family, packed) for each in groups])
 
     place = next(i for i, each in enumerate(groups) if each is group)
     packed = layout(_Choice("packed", "")).lanes[place]

@@ -178,6 +178,12 @@ def engine_on_record(asked: Mapping[str, Any], engine: str) -> str:
     return engines.pop() if len(engines) == 1 else engine
 
 
+def padding_on_record(asked: Mapping[str, Any]) -> bool | None:
+    """Whether batches are padded to share programs; None if nothing is on record."""
+    rows = asked.get("plan")
+    return None if rows is None else any(row.get("padded", False) for row in rows)
+
+
 def replay(
     records: Sequence[Mapping[str, Any]], brackets: Brackets, ledger: Ledger
 ) -> list[dict[str, Any]]:

@@ -286,7 +286,9 @@ def sweep(
             resume.check_same(store.directory, past, same)
         shown.message(f"{scheduler}\ntracing the task to see what lanes can share ...")
         engine = resume.engine_on_record(past, engine)
-        made = plan_sweep(task, space, scheduler, trials, engine, max_lanes, workers)
+        padding = resume.padding_on_record(past)
+        asked_for = task, space, scheduler, trials, engine, max_lanes, workers
+        made = plan_sweep(*asked_for, padding)
         same["programs"] = resume.programs(made)
         if store is not None and past:
             resume.check_same(store.directory, past, {"programs": same["programs"]})

@@ -79,6 +79,7 @@ class Load:
       flops: Of one training step of one trial.
       slower: How many times slower than by rule each engine has been measured.
       most: Lanes that fit into memory; None if all do.
+      mixed: Whether their epochs are not of the same number of steps.
     """
 
     trials: tuple[int, ...]
@@ -86,6 +87,7 @@ class Load:
     flops: float
     slower: tuple[tuple[str, float], ...] = ()
     most: int | None = None
+    mixed: bool = False
 
     def seconds(self, engine: str, lanes: int, pace: Pace) -> float:
         """What a step of `lanes` of them takes."""
@@ -175,7 +177,7 @@ def lay_out(
                 engine = "solo" if lanes == 1 and alone else "packed"
                 tails = tuple(
                     None
-                    if width <= lanes or load.engine == "solo"
+                    if width <= lanes or load.engine == "solo" or load.mixed
                     else Tail(level * work.units[load.trials[0]], engine, lanes)
                     for load, width in zip(loads, layout.lanes, strict=True)
                 )
