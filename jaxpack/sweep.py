@@ -286,7 +286,8 @@ def sweep(
             resume.check_same(store.directory, past, same)
         shown.message(f"{scheduler}\ntracing the task to see what lanes can share ...")
         engine = resume.engine_on_record(past, engine)
-        padding = resume.padding_on_record(past)
+        # A policy is for programs as they are; batch sizes are its own affair.
+        padding = False if packing is not None else resume.padding_on_record(past)
         asked_for = task, space, scheduler, trials, engine, max_lanes, workers
         made = plan_sweep(*asked_for, padding)
         same["programs"] = resume.programs(made)
