@@ -16,8 +16,10 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 
 from jaxpack.forecast import Work
+from jaxpack.groups import kinds_of_trials
 from jaxpack.pack import Reading
-from jaxpack.planner import Plan, kinds_of_trials, plan, worker_devices
+from jaxpack.planner import plan, worker_devices
+from jaxpack.plans import Plan
 from jaxpack.task import Task
 from jaxpack.train import make_ready, steps_per_epoch
 from jaxpack.types import HParams, Trial

@@ -8,8 +8,10 @@ from typing import Any
 from jaxpack import executables
 from jaxpack.fixed import Fixed, as_space
 from jaxpack.forecast import Work
+from jaxpack.groups import kinds_of_space
 from jaxpack.ledger import check_seed
-from jaxpack.planner import Plan, kinds_of_space, plan
+from jaxpack.planner import plan
+from jaxpack.plans import Plan
 from jaxpack.schedulers import Hyperband, Scheduler
 from jaxpack.space import Space
 from jaxpack.task import Task

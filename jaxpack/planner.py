@@ -1,9 +1,8 @@
-"""The plan: which trials share a program, and how each program is run."""
+"""The plan: how each program is run, by rule or by measurement."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -11,23 +10,22 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxpack import threefry, trees
 from jaxpack.combine import MOST_FUSED, filled, partition
 from jaxpack.data import Dataset
-from jaxpack.detect import (
-    Detection,
-    Finding,
-    Kind,
-    StaticHParamError,
-    detect,
-    kind_of,
-)
-from jaxpack.dimensions import Dimension, Uniform
+from jaxpack.detect import Finding, Kind
 from jaxpack.engines import ENGINES, PackSpec
 from jaxpack.forecast import Work
+from jaxpack.groups import (
+    Group,
+    but_for_batch_size,
+    exchanged,
+    group_trials,
+    may_be_padded,
+    merged,
+    together,
+)
 from jaxpack.memory import Need, lanes_that_fit
-from jaxpack.space import Space
-from jaxpack.step import BATCH_SIZE
+from jaxpack.plans import Plan, PlannedPack
 from jaxpack.task import Task
 from jaxpack.tune import measure
 from jaxpack.types import Trial
@@ -35,7 +33,6 @@ from jaxpack.widths import (
     COMPILE_SECONDS,
     GAIN,
     Layout,
-    Load,
     Pace,
     Tail,
     lay_out,
@@ -53,153 +50,6 @@ WORTH_MEASURING = 30.0
 """Seconds of expected work from which the engines are measured: some 20 compiles."""
 WORTH_FUSING = 120.0
 """The same for fusing unlike packs, which takes a compile for each of them again."""
-
-
-@dataclasses.dataclass(frozen=True)
-class PlannedPack:
-    """The trials of one program.
-
-    Attributes:
-      spec: The pack to build for them.
-      key: The static hparams they have in common.
-      trial_ids: The trials.
-      num_params: Weights of one trial.
-      flops: Of one training step, at least.
-      reason: Why this engine and width.
-      measured: Candidates and their microseconds a lane-step, where measured.
-      fused: The packs that share this one's program, itself included; empty where it
-        has a program of its own.
-      memory_bytes: What its program takes on each worker, the data included: a bound.
-      memory_compiled: Whether it is no bound, but what compiled programs say.
-      tail: A number of steps, and the narrower pack of trials that are to have had as
-        many in all, or more; None where all train in one pack.
-    """
-
-    spec: PackSpec
-    key: tuple[tuple[str, Any], ...]
-    trial_ids: tuple[int, ...]
-    num_params: int
-    flops: float
-    reason: str
-    measured: tuple[tuple[str, float], ...] = ()
-    fused: tuple[PackSpec, ...] = ()
-    tail: tuple[int, PackSpec] | None = None
-    memory_bytes: int = 0
-    memory_compiled: bool = False
-
-    @property
-    def engine(self) -> str:
-        """The engine that advances it."""
-        return "fused" if self.fused else self.spec.engine
-
-    @property
-    def num_lanes(self) -> int:
-        """Lanes of its program."""
-        return sum(spec.num_lanes for spec in self.fused or (self.spec,))
-
-    @property
-    def lane_bytes(self) -> int:
-        """Memory of one lane's state: weights, optimizer state and the rest."""
-        return trees.size_bytes(self.spec.state)
-
-    def row(self) -> dict[str, Any]:
-        """The pack as a plain record, for tables and files."""
-        return {
-            "static": dict(self.key),
-            "engine": self.engine,
-            "lanes": self.num_lanes,
-            "trials": len(self.trial_ids),
-            "params": self.num_params,
-            "lane_bytes": self.lane_bytes,
-            "memory_bytes": self.memory_bytes,
-            "memory_compiled": self.memory_compiled,
-            "flops": self.flops,
-            "reason": self.reason,
-            "padded": self.spec.program.padded,
-            "measured": dict(self.measured),
-            "tail": self.tail
-            and [self.tail[0], self.tail[1].engine, self.tail[1].num_lanes],
-        }
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """What a call will run. `print(plan)` shows it.
-
-    Attributes:
-      packs: The packs, one a program.
-      findings: For each hparam, whether it may differ between lanes, and why.
-      workers: The device of each worker.
-      failed: Trials whose program cannot be built, with the reason.
-      occupancy: Share of the lane-steps computed that is expected to train a trial.
-    """
-
-    packs: tuple[PlannedPack, ...]
-    findings: tuple[Finding, ...]
-    workers: tuple[jax.Device, ...]
-    failed: Mapping[int, str] = dataclasses.field(default_factory=dict)
-    occupancy: float = 1.0
-
-    def pack_of(self, trial_id: int, steps: int = 0) -> PackSpec:
-        """The pack of a trial that trains until it has had `steps` steps."""
-        pack = self._packs_by_trial[trial_id]
-        if pack.tail is not None and steps >= pack.tail[0]:
-            return pack.tail[1]
-        return pack.spec
-
-    @property
-    def fused(self) -> dict[PackSpec, tuple[PackSpec, ...]]:
-        """For each pack that shares its program with others, all of that program's."""
-        return {pack.spec: pack.fused for pack in self.packs if pack.fused}
-
-    @property
-    def _packs_by_trial(self) -> dict[int, PlannedPack]:
-        if "_by_trial" not in self.__dict__:
-            by_trial = {i: p for p in self.packs for i in p.trial_ids}
-            object.__setattr__(self, "_by_trial", by_trial)
-        return self.__dict__["_by_trial"]
-
-    def __str__(self) -> str:
-        """The plan as text: hparams, packs, workers."""
-        names = max((len(f.name) for f in self.findings), default=4)
-        lines = ["hparams"]
-        for finding in self.findings:
-            where = "per-lane" if finding.per_lane else "static"
-            line = f"  {finding.name:<{names}}  {where:<8}  {finding.reason}"
-            lines.append(line)
-            if finding.line:
-                lines.append(f"  {'':<{names}}            {_short(finding.line)}")
-        total = sum(len(pack.trial_ids) for pack in self.packs)
-        programs = list(dict.fromkeys(p.fused or (p.spec,) for p in self.packs))
-        programs += [(pack.tail[1],) for pack in self.packs if pack.tail]
-        count = f"{len(programs)} program{'s' * (len(programs) != 1)}"
-        lines.append(f"{count} for {total} trials")
-        for pack in self.packs:
-            key = ", ".join(f"{name}={value}" for name, value in pack.key) or "all"
-            engine = _engine(pack.spec)
-            if pack.tail:
-                engine += f", from {pack.tail[0]:,} steps {_engine(pack.tail[1])}"
-            if pack.fused:
-                share = pack.fused.count(pack.spec) * pack.spec.num_lanes
-                number = programs.index(pack.fused) + 1
-                engine = f"fused, {share} of {pack.num_lanes} lanes of program {number}"
-            memory = f"in {'' if pack.memory_compiled else 'at most '}"
-            lines.append(
-                f"  {key}: {len(pack.trial_ids)} trials, {engine}, "
-                f"{pack.num_params:,} params, {_bytes(pack.lane_bytes)} a lane, "
-                f"{memory}{_bytes(pack.memory_bytes)}"
-            )
-        for reason in dict.fromkeys(pack.reason for pack in self.packs):
-            lines.append(f"  {reason}")
-        if self.occupancy < 1:
-            lines.append(f"  lanes are expected to be {self.occupancy:.0%} full")
-        device = self.workers[0].device_kind
-        lines.append(f"{len(self.workers)} workers on {device}")
-        for trial_id, reason in self.failed.items():
-            lines.append(f"trial {trial_id} cannot be built: {reason}")
-        return "\n".join(lines)
-
-    __repr__ = __str__
 
 
 def plan(
@@ -236,7 +86,7 @@ def plan(
     """
     _check(engine, max_lanes, workers)
     expected_steps = work.steps if work else [0.0] * len(trials)
-    groups, failed = _group(task, trials, kinds, total_steps, expected_steps)
+    groups, failed = group_trials(task, trials, kinds, total_steps, expected_steps)
     devices = worker_devices(workers)
     alone = engine == "auto"
     widths = _Widths(task.dataset, work, devices, max_lanes, alone)
@@ -259,39 +109,9 @@ def plan(
         packs = _fused_as_asked(packs, groups, devices, max_lanes or MOST_FUSED)
     elif engine == "auto":
         packs = _fused_where_faster(task, packs, groups, devices, max_lanes)
-    merged = _merge_findings([group.detection.findings for group in groups])
-    _warn(merged, packs, len(trials))
-    return Plan(tuple(packs), merged, devices, failed, layout.forecast.occupancy)
-
-
-def kinds_of_space(space: Space, trials: Sequence[Trial]) -> list[dict[str, Kind]]:
-    """For each trial of a space, the kind of each hparam it has."""
-    return [
-        {name: _kind_of_dim(dim) for name, dim in space.dims_of(trial.hparams).items()}
-        for trial in trials
-    ]
-
-
-def _kind_of_dim(dim: Dimension) -> Kind:
-    values = dim.values() or [dim.typical()]
-    if isinstance(values, range):
-        values = [values[0], values[-1]]
-    kind = kind_of(values, dim.static)
-    if not isinstance(dim, Uniform):
-        return kind
-    # Just inside: at 0 a dropout, say, is not the same computation any more.
-    margin = 1e-3 * (dim.hi - dim.lo)
-    return kind._replace(continuous=True, extremes=(dim.lo + margin, dim.hi - margin))
-
-
-def kinds_of_trials(trials: Sequence[Trial]) -> list[dict[str, Kind]]:
-    """For each trial, the kind of each hparam it has, by the values given for it."""
-    values: dict[str, list[Any]] = {}
-    for trial in trials:
-        for name, value in trial.hparams.items():
-            values.setdefault(name, []).append(value)
-    kinds = {name: kind_of(of_name) for name, of_name in values.items()}
-    return [{name: kinds[name] for name in trial.hparams} for trial in trials]
+    findings = _merge_findings([group.detection.findings for group in groups])
+    _warn(findings, packs, len(trials))
+    return Plan(tuple(packs), findings, devices, failed, layout.forecast.occupancy)
 
 
 def worker_devices(workers: int | None = None) -> tuple[jax.Device, ...]:
@@ -325,45 +145,6 @@ def _check(engine: str, max_lanes: int | None, workers: int | None) -> None:
             raise ValueError(f"{name} is {value!r}; it must be a whole number >= 1")
 
 
-class _Architecture(NamedTuple):
-    """What trials must have in common for one to tell what hparams do to another."""
-
-    kinds: Mapping[str, Kind]
-    model: Any
-
-    def __str__(self) -> str:
-        names = [name for name in self.kinds if name != "model"]
-        model = [f"model={self.model!r}"] if "model" in self.kinds else []
-        return ", ".join(model + names) or "no hparams"
-
-
-@dataclasses.dataclass
-class _Group:
-    """The trials of one program, and the steps they may be expected to train."""
-
-    detection: Detection
-    architecture: _Architecture
-    trials: list[Trial] = dataclasses.field(default_factory=list)
-    steps: float = 0.0
-
-    @property
-    def num_params(self) -> int:
-        return sum(leaf.size for leaf in jax.tree.leaves(self.detection.state.params))
-
-    def load(self, choice: _Choice) -> Load:
-        """The group, as the widths of its packs depend on it."""
-        trials = tuple(trial.trial_id for trial in self.trials)
-        flops, mixed = self.detection.flops, self.detection.program.padded
-        return Load(trials, choice.engine, flops, choice.slower, mixed=mixed)
-
-    @property
-    def family(self) -> tuple[Any, ...]:
-        """What groups have in common that one measurement speaks for."""
-        size = round(math.log(max(self.detection.flops, 1.0), 4))
-        lanes = self.detection.program.lane_hparams
-        return self.architecture.model, size, *(lane.name for lane in lanes)
-
-
 class _Choice(NamedTuple):
     engine: str
     reason: str
@@ -371,163 +152,47 @@ class _Choice(NamedTuple):
     slower: tuple[tuple[str, float], ...] = ()
 
 
-def _group(
-    task: Task,
-    trials: Sequence[Trial],
-    kinds: Sequence[Mapping[str, Kind]],
-    total_steps: Sequence[int],
-    expected_steps: Sequence[float],
-) -> tuple[list[_Group], dict[int, str]]:
-    """Puts each trial to the first program that covers it, tracing new ones."""
-    groups: list[_Group] = []
-    failed: dict[int, Exception] = {}
-    architectures = [
-        _Architecture(its_kinds, trial.hparams.get("model"))
-        for trial, its_kinds in zip(trials, kinds, strict=True)
-    ]
-    for trial, architecture, total, steps in zip(
-        trials, architectures, total_steps, expected_steps, strict=True
-    ):
-        values = dict(trial.hparams) | {"total_steps": total}
-        alike = [g for g in groups if g.architecture.kinds == architecture.kinds]
-        group = next((g for g in alike if g.detection.covers(values)), None)
-        if group is None:
-            known = (g.detection for g in alike if g.architecture == architecture)
-            like = next(known, None)
-            try:
-                detection = detect(task, trial.hparams, architecture.kinds, total, like)
-            except StaticHParamError:
-                raise
-            except Exception as error:
-                failed[trial.trial_id] = error
-                continue
-            group = _Group(detection, architecture)
-            groups.append(group)
-        group.trials.append(trial)
-        group.steps += steps
-    _check_architectures(trials, architectures, failed)
-    reasons = {i: f"{type(e).__name__}: {e}" for i, e in failed.items()}
-    return groups, reasons
-
-
 def _padded(
     task: Task,
-    groups: list[_Group],
+    groups: list[Group],
     engine: str,
     widths: _Widths,
     totals: Mapping[int, int],
     padding: bool | None,
-) -> list[_Group]:
+) -> list[Group]:
     """Puts groups that differ in their batch size alone together, where that pays.
 
     Their batches are then padded to the largest. What a padded step wastes is weighed
     against the compilations and the half-empty packs of programs of their own.
     """
 
-    def usual(group: _Group) -> _Choice:
+    def usual(group: Group) -> _Choice:
         if engine == "packed":
             return _Choice("packed", "")
         return _usual(widths.devices[0].platform, group.num_params)
 
-    def cost(groups: Sequence[_Group]) -> float:
+    def cost(groups: Sequence[Group]) -> float:
         layout = widths.of(groups, [usual(group) for group in groups])
         programs = PROGRAMS * len(groups) / len(widths.devices)
         return layout.forecast.seconds + COMPILE_SECONDS * programs
 
-    alike: dict[Any, list[_Group]] = {}
+    alike: dict[Any, list[Group]] = {}
     for group in groups:
-        if usual(group).engine == "packed" and _may_be_padded(group):
-            alike.setdefault(_but_for_batch_size(group), []).append(group)
+        if usual(group).engine == "packed" and may_be_padded(group):
+            alike.setdefault(but_for_batch_size(group), []).append(group)
     sets = [members for members in alike.values() if len(members) > 1]
     unknown = padding is None and widths.work is None
     if not sets or padding is False or unknown:
         return groups
     if padding is None:
-        guessed = _exchanged(groups, [(m, _together(m)) for m in sets])
+        guessed = exchanged(groups, [(m, together(m)) for m in sets])
         if cost(guessed) > GAIN * cost(groups):
             return groups
-    found = [(members, _merged(task, members, totals)) for members in sets]
-    return _exchanged(groups, [(m, one) for m, one in found if one is not None])
+    found = [(members, merged(task, members, totals)) for members in sets]
+    return exchanged(groups, [(m, one) for m, one in found if one is not None])
 
 
-def _exchanged(
-    groups: Sequence[_Group], sets: Sequence[tuple[Sequence[_Group], _Group]]
-) -> list[_Group]:
-    """The groups, with one in the place of each set of them."""
-    gone = {id(group) for members, _ in sets for group in members}
-    kept = [group for group in groups if id(group) not in gone]
-    return kept + [one for _, one in sets]
-
-
-def _may_be_padded(group: _Group) -> bool:
-    kind = group.architecture.kinds.get(BATCH_SIZE)
-    padded = kind is not None and kind.dtype == "int32" and not kind.static
-    # Random numbers then depend on their place in the batch, not on its size.
-    alike = padded and threefry.counts_by_place()
-    return alike and not group.detection.program.mixes_examples
-
-
-def _but_for_batch_size(group: _Group) -> Any:
-    """What groups have in common that differ in their batch size alone."""
-    detection, model = group.detection, group.architecture.model
-    key = tuple((name, value) for name, value in detection.key if name != BATCH_SIZE)
-    leaves, structure = jax.tree.flatten(detection.state)
-    shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
-    return model, key, detection.program.lane_hparams, shapes, structure
-
-
-def _together(groups: Sequence[_Group]) -> _Group:
-    """The trials of groups under the program of the largest batches."""
-    largest = max(groups, key=lambda group: group.detection.program.batch_size)
-    trials = [trial for group in groups for trial in group.trials]
-    steps = sum(group.steps for group in groups)
-    return dataclasses.replace(
-        largest, trials=sorted(trials, key=lambda t: t.trial_id), steps=steps
-    )
-
-
-def _merged(
-    task: Task, groups: Sequence[_Group], totals: Mapping[int, int]
-) -> _Group | None:
-    """Groups of unlike batch sizes as one; None if no program can be that of all."""
-    one = _together(groups)
-    kinds = one.architecture.kinds
-    # The largest that may come: with more trials, the program stays the same.
-    size = min(max(kinds[BATCH_SIZE].extremes), task.dataset.num_train)
-    first = one.trials[0]
-    total = totals[first.trial_id]
-    found = detect(task, first.hparams, kinds, total, padded_to=size)
-    values = (dict(t.hparams) | {"total_steps": totals[t.trial_id]} for t in one.trials)
-    fits = found.program.padded and not found.program.mixes_examples
-    if not fits or not all(map(found.covers, values)):
-        return None
-    return dataclasses.replace(one, detection=found)
-
-
-def _check_architectures(
-    trials: Sequence[Trial],
-    architectures: Sequence[_Architecture],
-    failed: Mapping[int, Exception],
-) -> None:
-    """Raises what fails for all trials of an architecture: no value is at fault."""
-    built = [
-        architecture
-        for trial, architecture in zip(trials, architectures, strict=True)
-        if trial.trial_id not in failed
-    ]
-    for trial, architecture in zip(trials, architectures, strict=True):
-        if architecture in built:
-            continue
-        error = failed[trial.trial_id]
-        if architectures.count(architecture) < len(trials):
-            error.add_note(
-                f"All trials with the hparams {architecture} fail like this one, trial "
-                f"{trial.trial_id}."
-            )
-        raise error
-
-
-def _pack(group: _Group, choice: _Choice, lanes: int, need: Need) -> PlannedPack:
+def _pack(group: Group, choice: _Choice, lanes: int, need: Need) -> PlannedPack:
     detection = group.detection
     return PlannedPack(
         spec=PackSpec(detection.program, choice.engine, lanes, detection.state),
@@ -557,19 +222,19 @@ class _Widths:
     def pace(self) -> Pace:
         return pace_of(self.devices[0].platform)
 
-    def of(self, groups: Sequence[_Group], choices: Sequence[_Choice]) -> Layout:
+    def of(self, groups: Sequence[Group], choices: Sequence[_Choice]) -> Layout:
         """The widths of groups of trials, and their tails."""
         workers, most = len(self.devices), self.max_lanes or self.pace.lanes
         loads = []
         for group, choice in zip(groups, choices, strict=True):
-            load = group.load(choice)
+            load = group.load(choice.engine, choice.slower)
             fit, _ = self.fit(group, load.width(most, workers))
             loads.append(dataclasses.replace(load, most=fit))
         if self.work is None:
             return widest(loads, workers, most)
         return lay_out(loads, self.work, workers, self.pace, most, alone=self.alone)
 
-    def fit(self, group: _Group, lanes: int) -> tuple[int, Need]:
+    def fit(self, group: Group, lanes: int) -> tuple[int, Need]:
         """How many of the lanes wanted fit into memory, and what a pack takes of it."""
         name = f"{group.detection.program.fingerprint} {lanes}"
         if name not in self.known:
@@ -583,7 +248,7 @@ def _narrowed(spec: PackSpec, tail: Tail) -> PackSpec:
 
 
 def _choose(
-    task: Task, groups: Sequence[_Group], engine: str, widths: _Widths
+    task: Task, groups: Sequence[Group], engine: str, widths: _Widths
 ) -> list[_Choice]:
     """An engine for each group: the one asked for, the usual one, or the fastest.
 
@@ -598,7 +263,7 @@ def _choose(
         return [_Choice("solo", reason)] * len(groups)
     if engine != "auto":
         return [_Choice(engine, "as asked for")] * len(groups)
-    families: dict[Any, list[_Group]] = {}
+    families: dict[Any, list[Group]] = {}
     for group in groups:
         if not group.detection.program.padded:
             families.setdefault(group.family, []).append(group)
@@ -612,8 +277,8 @@ def _choose(
         work = sum(group.detection.flops * group.steps for group in members)
         if work / FLOPS / len(widths.devices) > WORTH_MEASURING:
             choices[family] = _fastest(task, groups, choices, largest[family], widths)
-    together = _Choice("packed", "packed: batches of unlike sizes share a program")
-    return [choices.get(group.family, together) for group in groups]
+    shared = _Choice("packed", "packed: batches of unlike sizes share a program")
+    return [choices.get(group.family, shared) for group in groups]
 
 
 def _usual(platform: str, num_params: int) -> _Choice:
@@ -627,9 +292,9 @@ def _usual(platform: str, num_params: int) -> _Choice:
 
 def _fastest(
     task: Task,
-    groups: Sequence[_Group],
+    groups: Sequence[Group],
     choices: Mapping[Any, _Choice],
-    group: _Group,
+    group: Group,
     widths: _Widths,
 ) -> _Choice:
     """The engine that trains a family the soonest by what its steps measure.
@@ -654,7 +319,7 @@ def _fastest(
     ]
     trials = {detection.program: group.trials[0]}
     seconds = measure(task.dataset, trials, candidates, devices)
-    load, found = group.load(choices[group.family]), {}
+    load, found = group.load(choices[group.family].engine), {}
     for (spec,), time in seconds.items():
         step = time * spec.num_lanes * len(devices)
         load = load.measured(spec.engine, spec.num_lanes, step, widths.pace)
@@ -675,7 +340,7 @@ def _fastest(
 
 def _fused_as_asked(
     packs: Sequence[PlannedPack],
-    groups: Sequence[_Group],
+    groups: Sequence[Group],
     devices: Sequence[jax.Device],
     most: int,
 ) -> list[PlannedPack]:
@@ -693,7 +358,7 @@ def _fused_as_asked(
 def _fused_where_faster(
     task: Task,
     packs: Sequence[PlannedPack],
-    groups: Sequence[_Group],
+    groups: Sequence[Group],
     devices: Sequence[jax.Device],
     max_lanes: int | None,
 ) -> list[PlannedPack]:
@@ -761,20 +426,3 @@ def _warn(
             "seconds to compile: static hparams with fewer values would need fewer",
             stacklevel=4,
         )
-
-
-def _engine(spec: PackSpec) -> str:
-    lanes = f" x {spec.num_lanes}" if spec.num_lanes > 1 else ""
-    return f"{spec.engine}{lanes}"
-
-
-def _short(text: str, width: int = 72) -> str:
-    return text if len(text) <= width else text[: width - 3] + "..."
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"

@@ -18,7 +18,7 @@ import jax
 
 from jaxpack.journal import plain
 from jaxpack.ledger import Ledger
-from jaxpack.planner import Plan
+from jaxpack.plans import Plan
 from jaxpack.schedulers import Brackets, Scheduler
 from jaxpack.space import Space
 from jaxpack.task import Task

@@ -19,7 +19,7 @@ from jaxpack.driver import Driver
 from jaxpack.explain import check_arguments, draw, horizons, plan_sweep
 from jaxpack.interrupt import Interrupts
 from jaxpack.ledger import Ledger, check_seed, choose_metric, weights
-from jaxpack.planner import Plan
+from jaxpack.plans import Plan
 from jaxpack.policies import Policy, named, none
 from jaxpack.progress import Progress
 from jaxpack.report import Summary

@@ -13,9 +13,11 @@ import numpy as np
 from jaxpack import executables, step
 from jaxpack.engines import PackSpec
 from jaxpack.forecast import Work
+from jaxpack.groups import kinds_of_trials
 from jaxpack.ledger import Ledger, check_seed, choose_metric, trial_seed, weights
 from jaxpack.pack import Ready
-from jaxpack.planner import Plan, kinds_of_trials, plan
+from jaxpack.planner import plan
+from jaxpack.plans import Plan
 from jaxpack.task import Task, check_batch_size
 from jaxpack.types import (
     COMPLETE,

@@ -10,6 +10,7 @@ from tiny import MLP, mlp_task, optimizer, space
 
 import jaxpack as jp
 from jaxpack import planner, widths
+from jaxpack.groups import kinds_of_trials
 
 SIZES = (5, 8, 16)  # Of 50 examples: 10, 7 and 4 steps an epoch.
 TRIALS = [
@@ -24,7 +25,7 @@ def planned(task, trials=TRIALS, engine="packed", epochs=2, **options):
     spes = [-(-50 // trial["batch_size"]) for trial in trials]
     totals = [epochs * spe for spe in spes]
     work = planner.Work(((((1, epochs),),) * len(trials)), tuple(spes))
-    kinds = planner.kinds_of_trials(numbered)
+    kinds = kinds_of_trials(numbered)
     return planner.plan(task, numbered, kinds, totals, work, engine=engine, **options)
 
 
