@@ -66,7 +66,7 @@ def test_the_fastest_engine_is_taken_where_work_is_long(
     (short,) = packs(tiny_dataset)
     assert short.measured == ()
     monkeypatch.setattr(planner, "WORTH_MEASURING", 0.0)
-    (pack,) = packs(tiny_dataset, workers=1)
+    (pack,) = packs(tiny_dataset, jp.RandomSearch(8, 4000), workers=1)
     assert pack.spec.engine == engine
     assert dict(pack.measured) == {"solo x 1": solo, "packed x 8": packed}
     assert "by measurement" in pack.reason
@@ -104,7 +104,8 @@ def test_a_pack_that_cannot_be_kept_full_has_to_be_that_much_faster(
     monkeypatch.setattr(planner, "measure", measure)
     monkeypatch.setattr(planner, "WORTH_MEASURING", 0.0)
     monkeypatch.setattr(planner, "TINY", 0)
-    halving = jp.SuccessiveHalving(9, 81)  # Half of the steps are one trial's.
+    # A third of the steps are one trial's.
+    halving = jp.SuccessiveHalving(9, 8100)
     for packed, engine in ((0.7e-6, "solo"), (0.1e-6, "packed")):
         faster = {"packed": packed, "solo": 1e-6}
         (pack,) = packs(tiny_dataset, halving, workers=1)
