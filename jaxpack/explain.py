@@ -82,6 +82,8 @@ def draw(
             f"{more}; give a list of {count}, or another scheduler, such as "
             f"jaxpack.RandomSearch({space.size}, ...)"
         )
+    if isinstance(enqueue, Mapping | TrialResult):
+        raise ValueError(f"enqueue is {enqueue!r}; give a list of such trials")
     first = [
         space.check(given.hparams if isinstance(given, TrialResult) else given)
         for given in enqueue

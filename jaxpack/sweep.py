@@ -164,12 +164,20 @@ class SweepResult:
     def __getattr__(self, name: str) -> Any:
         ours = {
             "best_params": "best_hparams (params are weights here: best.params)",
+            "best_params_": "best_hparams (params are weights here: best.params)",
             "best_config": "best_hparams",
+            "get_best_hyperparameters": "best_hparams",
             "best_value": "best_score",
+            "best_score_": "best_score",
             "best_trial": "best",
+            "best_trials": "top(k)",
             "best_result": "best",
+            "get_best_result": "best",
+            "get_best_models": "best.params, the weights, or jaxpack.predict",
             "dataframe": "to_pandas()",
             "trials_dataframe": "to_pandas()",
+            "get_dataframe": "to_pandas()",
+            "cv_results_": "to_pandas()",
         }
         hint = f"; it is {ours[name]} here" if name in ours else ""
         raise AttributeError(f"SweepResult has no attribute {name!r}{hint}")
@@ -264,6 +272,8 @@ def sweep(
     packing = None if policy is None else named(policy, space, seed)
     if packing is none:
         engine, max_lanes = "solo" if engine == "auto" else engine, 1
+    if on_record is not None and not callable(on_record):
+        raise ValueError(f"on_record is {on_record!r}; it must be a function of a dict")
     trials = draw(space, scheduler.num_trials, seed, enqueue)
     brackets = scheduler.start(mode, len(trials))
     spes, totals = horizons(task, scheduler, trials)
