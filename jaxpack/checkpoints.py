@@ -101,7 +101,7 @@ class Checkpoints:
         new = self.directory.resolve() / f"{number:06d}"
         write(new, tree)
         for path in self.directory.iterdir():  # What was cut off, too.
-            if path.name != new.name:
+            if path.is_dir() and path.name != new.name:  # No file is of our making.
                 shutil.rmtree(path)
         files = [path for path in new.rglob("*") if path.is_file()]
         self.size_bytes = sum(path.stat().st_size for path in files)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxpack import executables
+from jaxpack import checks, executables
 from jaxpack.fixed import Fixed, as_space
-from jaxpack.ledger import check_seed
-from jaxpack.planner import Plan, kinds_of_space, plan
+from jaxpack.planner import Plan, check, kinds_of_space, plan
 from jaxpack.schedulers import Hyperband, Scheduler
 from jaxpack.space import Space
 from jaxpack.task import Task
-from jaxpack.train import in_steps, steps_per_epoch
+from jaxpack.train import hparams_of, in_steps, steps_per_epoch
 from jaxpack.types import Trial, TrialResult
 
 
@@ -61,7 +60,8 @@ def explain(
     """
     scheduler = Hyperband(27) if scheduler is None else scheduler
     space = check_arguments(task, space, scheduler)
-    trials = draw(space, scheduler.num_trials, check_seed(seed))
+    check(engine, max_lanes, workers)
+    trials = draw(space, scheduler.num_trials, checks.seed(seed))
     return plan_sweep(task, space, scheduler, trials, engine, max_lanes, workers)
 
 
@@ -82,10 +82,7 @@ def draw(
             f"{more}; give a list of {count}, or another scheduler, such as "
             f"jaxpack.RandomSearch({space.size}, ...)"
         )
-    first = [
-        space.check(given.hparams if isinstance(given, TrialResult) else given)
-        for given in enqueue
-    ]
+    first = [space.check(hparams) for hparams in hparams_of("enqueue", enqueue)]
     if len(first) > count:
         raise ValueError(
             f"enqueue has {len(first)} trials, more than the {count} of the scheduler"

@@ -18,7 +18,7 @@ from jaxpack.worker import Stats
 
 # What a journal line says besides the row of its trial's history.
 _BESIDES = ("trial_id", "score", "seconds", "reason", "first_bad_step", "hparams")
-_BESIDES += ("time", "crc", "not_finite")
+_BESIDES += ("time",)
 _PLACE = ("bracket", "rung", "epochs", "steps")
 
 

@@ -17,6 +17,7 @@ import contextlib
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple
 
 from jaxpack import checkpoints
 from jaxpack.checkpoints import Background, Checkpoints
-from jaxpack.journal import Journal, plain
+from jaxpack.journal import Journal, plain, sync
 from jaxpack.lock import Lock
 from jaxpack.types import LaneState
 
@@ -76,11 +77,11 @@ class Store:
         self._writer = Background()
         self._lock = self._enter()
         try:
-            if overwrite and (self.directory / ASKED).exists():
+            if overwrite and _held(self.directory):
                 _move_aside(self.directory)  # With its lock, so that nobody enters.
                 self._lock.release()
                 self._lock = self._enter()
-            self.asked = _read_asked(self.directory)
+            self.asked = read_asked(self.directory)
             if self.asked:
                 self._open_journal()
         except BaseException:
@@ -168,14 +169,17 @@ class Store:
             self._states.clear()
 
     def close(self, *, wait: bool = True) -> None:
-        """Lets others write to the directory.
+        """Lets others write to the directory, once nothing is written any more.
 
         Args:
-          wait: Whether a checkpoint that is being written is waited for.
+          wait: Whether to return only then, if a checkpoint is being written.
         """
-        if wait:
-            with contextlib.suppress(Exception):  # Another error is on its way.
-                self._writer.wait()
+        if not wait and self.busy:
+            # The lock is let go of once nothing is written any more.
+            threading.Thread(target=self.close, daemon=True).start()
+            return
+        with contextlib.suppress(Exception):  # Another error is on its way.
+            self._writer.wait()
         if self._journal is not None:
             self._journal.close()
         if not (self.directory / ASKED).exists():
@@ -218,17 +222,18 @@ class Store:
             ) from error
 
 
-def _read_asked(directory: Path) -> dict[str, Any]:
+def read_asked(directory: Path) -> dict[str, Any]:
     """What `sweep.json` says, or nothing for a new directory.
 
     Raises:
-      ValueError: If it is damaged, or gone.
+      ValueError: If it is damaged, or gone. What is left of another sweep must not
+        be taken for this one's.
     """
-    path, journal = directory / ASKED, directory / JOURNAL
+    path = directory / ASKED
     remedy = "name another directory, or restore the file"
     if not path.exists():
-        if journal.exists() and journal.stat().st_size:
-            raise ValueError(f"{str(journal)!r} has no {ASKED} beside it; {remedy}")
+        if left := _held(directory):
+            raise ValueError(f"{str(left)!r} has no {ASKED} beside it; {remedy}")
         return {}
     try:
         asked = json.loads(path.read_text(encoding="utf-8"))
@@ -239,6 +244,12 @@ def _read_asked(directory: Path) -> dict[str, Any]:
     return asked
 
 
+def _held(directory: Path) -> Path | None:
+    """A file or folder of a sweep that is in the directory; None if there is none."""
+    names = (ASKED, JOURNAL, CHECKPOINTS, BEST)
+    return next((p for p in (directory / n for n in names) if p.exists()), None)
+
+
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Replaces a file, all or nothing."""
     temporary = path.with_suffix(".tmp")
@@ -247,6 +258,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+    sync(path.parent)
 
 
 def _move_aside(directory: Path) -> None:

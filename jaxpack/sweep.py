@@ -11,15 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from jaxpack import executables, records, report, resume
+from jaxpack import checks, executables, records, report, resume
 from jaxpack.dimensions import Dimension
 from jaxpack.driver import Driver
 from jaxpack.explain import check_arguments, draw, horizons, plan_sweep
 from jaxpack.interrupt import Interrupts
-from jaxpack.ledger import Ledger, check_seed, choose_metric, weights
-from jaxpack.planner import Plan
+from jaxpack.ledger import Ledger, choose_metric, weights
+from jaxpack.planner import Plan, check
 from jaxpack.policies import Policy, named, none
 from jaxpack.progress import Progress
 from jaxpack.report import Summary
@@ -259,8 +257,20 @@ def sweep(
     """
     space = check_arguments(task, space, scheduler)
     metric, mode = choose_metric(task, metric, mode)
-    seed = check_seed(seed)
-    _check_limits(keep, max_seconds, target, checkpoint_seconds)
+    seed = checks.seed(seed)
+    check(engine, max_lanes, workers)
+    checks.whole("keep", keep)
+    checks.number("checkpoint_seconds", checkpoint_seconds, above=0)
+    if max_seconds is not None:
+        checks.number("max_seconds", max_seconds, above=0)
+    if target is not None:
+        checks.number("target", target)
+    checks.flag("overwrite", overwrite)
+    checks.flag("progress", progress)
+    if on_record is not None:
+        checks.function("on_record", on_record)
+    if directory is not None:
+        directory = checks.path("directory", directory)
     packing = None if policy is None else named(policy, space, seed)
     if packing is none:
         engine, max_lanes = "solo" if engine == "auto" else engine, 1
@@ -417,27 +427,6 @@ def _report(result: SweepResult) -> None:
         warnings.warn(
             f"the report was not written: {type(error).__name__}: {error}",
             stacklevel=3,
-        )
-
-
-def _check_limits(
-    keep: int,
-    max_seconds: float | None,
-    target: float | None,
-    checkpoint_seconds: float,
-) -> None:
-    numbers = {"max_seconds": max_seconds, "target": target}
-    for name, value in numbers.items():
-        if value is not None and not isinstance(value, int | float | np.number):
-            raise ValueError(f"{name} is {value!r}; it must be a number or None")
-    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-        raise ValueError(f"keep is {keep!r}; it must be a whole number >= 1")
-    if max_seconds is not None and not max_seconds > 0:
-        raise ValueError(f"max_seconds is {max_seconds!r}; it must be above 0")
-    number = isinstance(checkpoint_seconds, int | float | np.number)
-    if not number or not checkpoint_seconds > 0:
-        raise ValueError(
-            f"checkpoint_seconds is {checkpoint_seconds!r}; it must be a number above 0"
         )
 
 

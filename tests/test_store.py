@@ -6,16 +6,18 @@ import errno
 import json
 import logging
 import os
+import pathlib
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 
 import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_resume import Crash, crash_after, difference, run, table
 
@@ -65,6 +67,77 @@ def test_a_changed_byte_is_found_out(place, change):
     line[place % len(line)] ^= change
     with pytest.raises(ValueError):
         journal.decode(line.decode())
+
+
+@st.composite
+def journals(draw):
+    """Records of a sweep's journal, unlike each other, and the file that holds them."""
+    scores = draw(st.lists(FLOATS, min_size=1, max_size=4))
+    records = [
+        {"trial_id": i, "score": score, "reason": draw(st.none() | st.text())}
+        for i, score in enumerate(scores)
+    ]
+    return records, b"".join(journal.encode(r).encode() + b"\n" for r in records)
+
+
+def reopened(content):
+    """What a journal of this content has, and what its file holds afterwards."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = pathlib.Path(directory) / "journal.jsonl"
+        path.write_bytes(content)
+        book = journal.Journal(path)
+        left = path.read_bytes()
+        book.append({"trial_id": 99})
+        book.close()
+        records = journal.read(path)
+    assert records.pop() == {"trial_id": 99}
+    np.testing.assert_equal(records, book.records)
+    return records, left
+
+
+@settings(max_examples=50, deadline=None)
+@given(journals(), st.data())
+def test_cut_off_anywhere_a_journal_has_what_was_whole(kept, data):
+    records, content = kept
+    cut = data.draw(st.integers(0, len(content)))
+    found, left = reopened(content[:cut])
+    whole = content[:cut].count(b"\n")
+    np.testing.assert_equal(found, records[:whole])
+    assert left == b"".join(content.splitlines(keepends=True)[:whole])
+
+
+@settings(max_examples=50, deadline=None)
+@given(journals(), st.integers(1, 3))
+def test_a_last_line_repeated_any_times_counts_once(kept, times):
+    records, content = kept
+    found, _ = reopened(content + content.splitlines(keepends=True)[-1] * times)
+    np.testing.assert_equal(found, records)
+
+
+@settings(
+    max_examples=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(kept=journals(), data=st.data())
+def test_a_changed_byte_anywhere_is_never_taken_for_a_reading(caplog, kept, data):
+    records, content = kept
+    place = data.draw(st.integers(0, len(content) - 1))
+    damaged = bytearray(content)
+    damaged[place] ^= data.draw(st.integers(1, 255))
+    caplog.clear()
+    line = content[:place].count(b"\n")
+    if line < len(records) - 1:  # What follows it cannot be trusted.
+        with pytest.raises(ValueError, match=rf"line {line + 1} of .* is damaged"):
+            reopened(bytes(damaged))
+        return
+    try:
+        found, _ = reopened(bytes(damaged))
+    except ValueError as error:  # One line has become two.
+        assert damaged[place] == ord("\n") and "is damaged" in str(error)
+    else:
+        np.testing.assert_equal(found, records[:-1])
+        assert "dropped" in caplog.text
 
 
 def written(path, count=3):
