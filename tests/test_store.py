@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -12,6 +13,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 
 import jax
 import ml_dtypes
@@ -385,6 +388,52 @@ def test_a_directory_without_its_head(tiny_dataset, tmp_path):
         run(tiny_dataset, tmp_path)
 
 
+@pytest.mark.parametrize("name", ["journal.jsonl", "checkpoints", "best"])
+def test_what_is_left_of_another_sweep_is_not_taken_for_ones_own(tmp_path, name):
+    if name == "journal.jsonl":
+        written(tmp_path / "a.jsonl")
+        (tmp_path / "a.jsonl").rename(tmp_path / name)
+    else:
+        Checkpoints(tmp_path / name).save(checkpoints.stack({0: state()}))
+    with pytest.raises(ValueError, match=rf"{name}' has no sweep\.json beside it"):
+        Store(tmp_path)
+    anew = Store(tmp_path, overwrite=True)
+    assert anew.asked == {} and not (tmp_path / name).exists()
+    anew.close()
+    (aside,) = tmp_path.parent.glob(f"{tmp_path.name}.*")
+    assert (aside / name).exists()
+
+
+def test_the_lock_is_held_until_nothing_is_written_any_more(tmp_path, monkeypatch):
+    go, real = threading.Event(), checkpoints.write
+    monkeypatch.setattr(
+        checkpoints, "write", lambda *args: (go.wait(10), real(*args))[1]
+    )
+    store = Store(tmp_path)
+    store.write(seed=0)
+    store.save({0: state()}, {})
+    store.close(wait=False)
+    with pytest.raises(ValueError, match="is being written by"):
+        Store(tmp_path)
+    go.set()
+    store.wait()
+    for _ in range(1000):  # Until the lock is let go of.
+        with contextlib.suppress(ValueError):
+            Store(tmp_path).close()
+            break
+        time.sleep(0.01)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["000000"]
+    Store(tmp_path).close()
+
+
+def test_files_of_others_among_the_checkpoints_stay(tmp_path):
+    kept = Checkpoints(tmp_path / "c")
+    kept.save(checkpoints.stack({0: state(1)}))
+    (tmp_path / "c" / ".nfs0001").touch()
+    kept.save(checkpoints.stack({0: state(2)}))
+    assert {path.name for path in (tmp_path / "c").iterdir()} == {".nfs0001", "000001"}
+
+
 def test_nothing_names_another_place(tiny_dataset, tmp_path):
     run(tiny_dataset, tmp_path / "a")
     for path in (tmp_path / "a").rglob("*"):
@@ -445,6 +494,30 @@ def test_the_lock_of_another_host(tmp_path):
     copy.mkdir()
     shutil.copy(tmp_path / "lock", copy / "lock")
     lock.Lock(copy).release()
+
+
+def test_a_lock_whose_file_went_meanwhile_is_no_lock(tmp_path, monkeypatch):
+    real, others = lock._try_lock, []
+
+    def try_lock(file):
+        if not others:  # Its holder has deleted it, and another has made a new one.
+            (tmp_path / "lock").unlink()
+            others.append(None)
+            others.append(lock.Lock(tmp_path))
+        return real(file)
+
+    monkeypatch.setattr(lock, "_try_lock", try_lock)
+    with pytest.raises(ValueError, match="is being written by"):
+        lock.Lock(tmp_path)
+    others[1].release()
+
+
+def test_a_forked_process_does_not_keep_the_lock(tmp_path):
+    held = lock.Lock(tmp_path)
+    inherited = os.dup(held._file)  # As a process forked meanwhile has it.
+    held.release()
+    lock.Lock(tmp_path).release()
+    os.close(inherited)
 
 
 def test_where_the_system_has_no_locks(tmp_path, monkeypatch):
