@@ -300,9 +300,10 @@ def dimension(name: str, dim: Any) -> Dimension:
         least, most = _WHOLE[name]
         # The ends of an Integer stand for all of it.
         values = (dim.lo, dim.hi) if isinstance(dim, Integer) else dim.values()
-        if not values or any(type(v) is not int or v < least for v in values):
+        ints = [value for value in values or () if type(value) is int]
+        if not values or len(ints) < len(values) or min(ints) < least:
             raise ValueError(f"{name} is {dim!r}; expected ints of at least {least}")
-        if most is not None and max(values) > most:
+        if most is not None and max(ints) > most:
             raise ValueError(f"{name} is {dim!r}; expected ints of at most {most}")
     return dim
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxpack import journal, store
+from jaxpack import checks, journal, store
 from jaxpack.dimensions import (
     Choice,
     Constant,
@@ -32,7 +32,7 @@ def read_asked(directory: str | os.PathLike) -> dict[str, Any]:
     Raises:
       ValueError: If there is no such file, or it is damaged, or not all of one.
     """
-    asked = store.read_asked(Path(directory))
+    asked = store.read_asked(checks.path("directory", directory))
     if not asked:
         raise ValueError(
             f"directory is {str(directory)!r}, which holds no {ASKED}; expected the "

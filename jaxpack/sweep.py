@@ -260,17 +260,10 @@ def sweep(
     seed = checks.seed(seed)
     check(engine, max_lanes, workers)
     checks.whole("keep", keep)
-    checks.number("checkpoint_seconds", checkpoint_seconds, above=0)
-    if max_seconds is not None:
-        checks.number("max_seconds", max_seconds, above=0)
-    if target is not None:
-        checks.number("target", target)
     checks.flag("overwrite", overwrite)
     checks.flag("progress", progress)
-    if on_record is not None:
-        checks.function("on_record", on_record)
-    if directory is not None:
-        directory = checks.path("directory", directory)
+    checks.number("checkpoint_seconds", checkpoint_seconds, above=0)
+    _check_options(max_seconds, target, on_record, directory)
     packing = None if policy is None else named(policy, space, seed)
     if packing is none:
         engine, max_lanes = "solo" if engine == "auto" else engine, 1
@@ -428,6 +421,20 @@ def _report(result: SweepResult) -> None:
             f"the report was not written: {type(error).__name__}: {error}",
             stacklevel=3,
         )
+
+
+def _check_options(
+    max_seconds: Any, target: Any, on_record: Any, directory: Any
+) -> None:
+    """Raises ValueError unless each is None or what it should be."""
+    if max_seconds is not None:
+        checks.number("max_seconds", max_seconds, above=0)
+    if target is not None:
+        checks.number("target", target)
+    if on_record is not None:
+        checks.function("on_record", on_record)
+    if directory is not None:
+        checks.path("directory", directory)
 
 
 def _asked(

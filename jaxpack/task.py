@@ -107,6 +107,13 @@ class Task:
         batch_size: int = 32,
         eval_batch_size: int | None = None,
     ):
+        if isinstance(model, linen.Module) or (
+            inspect.isclass(model) and issubclass(model, linen.Module)
+        ):
+            raise ValueError(
+                f"model is {model!r}; it must be a function of the hparams that "
+                "returns a module, such as lambda hp: MLP(hp.width)"
+            )
         init, apply = _from_linen(checks.function("model", model))
         self._setup(
             Functions(init, apply, optimizer, loss, (), augment),
@@ -247,7 +254,7 @@ class Task:
             checks.function("augment", given.augment)
         self.functions = given._replace(
             optimizer=checks.function("optimizer", given.optimizer),
-            loss=_given_hparams("loss", given.loss),
+            loss=_for_classes(_given_hparams("loss", given.loss), given.loss, dataset),
             metrics=tuple(
                 (name, _given_hparams(f"metrics[{name!r}]", metric))
                 for name, metric in metrics.items()
@@ -386,6 +393,31 @@ def _given_hparams(name: str, function: Any) -> PerExample:
     if "hp" in parameters:
         return lambda outputs, labels, hp: function(outputs, labels, hp=hp)
     return lambda outputs, labels, hp: function(outputs, labels)
+
+
+def _for_classes(loss: PerExample, given: Any, dataset: Dataset) -> PerExample:
+    """The default loss with a check of the model's outputs; any other as it is.
+
+    For a label that has no output it gives NaN, and every trial would fail of that.
+    """
+    splits = (dataset.train, dataset.validation, dataset.test)
+    labels = [split[1] for split in splits if split is not None]
+    if given is not optax.softmax_cross_entropy_with_integer_labels or not all(
+        isinstance(y, np.ndarray) and y.dtype.kind == "i" for y in labels
+    ):
+        return loss
+    highest = max(int(y.max()) for y in labels)
+
+    def checked(outputs: Any, targets: Any, hp: HParams) -> Any:
+        shape = jnp.shape(outputs) if isinstance(outputs, jax.Array) else ()
+        if shape and shape[-1] <= highest:
+            raise ValueError(
+                f"the model gives {shape[-1]} outputs for each label, but the "
+                f"labels go up to {highest}: it needs {highest + 1}, one a class"
+            )
+        return loss(outputs, targets, hp)
+
+    return checked
 
 
 def _from_linen(

@@ -220,8 +220,17 @@ def steps_per_epoch(task: Task, hparams: HParams) -> int:
 
 
 def in_steps(amount: int, unit: str, spe: int) -> int:
-    """A resource in steps."""
-    return amount * spe if unit == "epochs" else amount
+    """A resource in steps.
+
+    Raises:
+      ValueError: If there are more of them than int32 can count.
+    """
+    steps = amount * spe if unit == "epochs" else amount
+    if steps >= 2**31:
+        raise ValueError(
+            f"{amount} {unit} are {steps} steps; a trial can have 2**31 - 1 at most"
+        )
+    return steps
 
 
 def make_ready(
@@ -327,8 +336,8 @@ def hparams_of(name: str, trials: Any) -> list[Mapping[str, Any]]:
     """
     if not isinstance(trials, Sequence) or isinstance(trials, str):
         raise ValueError(
-            f"{name} is a {type(trials).__name__}; give a list of hparams, one mapping "
-            "a trial"
+            f"{name} is of type {type(trials).__name__}; give a list of hparams, one "
+            "mapping a trial"
         )
     given = [x.hparams if isinstance(x, TrialResult) else x for x in trials]
     for i, hparams in enumerate(given):

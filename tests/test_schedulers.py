@@ -449,8 +449,8 @@ def test_rungs_left_short_by_failures_are_counted_as_they_are():
         (1, 0, 6),
     ]
     while not state.done:
-        for given in state.ready():
-            state.report(given.trial_id, 0.5)
+        for now in state.ready():
+            state.report(now.trial_id, 0.5)
     assert all(rung.num_trials == rung.num_done for rung in state.rungs())
 
 

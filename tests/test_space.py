@@ -171,7 +171,10 @@ def test_choice_takes_a_list_and_gives_numbers_one_type():
         (call(Space, batch_size=True), "batch_size is True"),
         (call(Space, batch_size=integer(0, 2**40)), "batch_size is integer"),
         (call(Space, seed=integer(-1, 3)), "seed is integer.* at least 0"),
-        (call(Space, seed=2**32), "seed is 4294967296; expected ints of at most 4294967295"),
+        (
+            call(Space, seed=2**32),
+            "seed is 4294967296; expected ints of at most 4294967295",
+        ),
         (call(Space, seed=integer(0, 2**32)), "seed is integer.* at most 4294967295"),
         (call(Space, seed=choice(1, 2**32)), "seed is choice.* at most 4294967295"),
     ],
@@ -282,6 +285,12 @@ def test_check_gives_what_the_space_would_have_drawn():
     assert all(space.check(hp) == hp for hp in space.sample(20, seed=0))
 
 
+@pytest.mark.parametrize("given", [None, "ab", [1], {3: 1}])
+def test_check_refuses_what_maps_no_names(given):
+    with pytest.raises(ValueError, match=r"hparams is |has no hparam 3"):
+        BOTH.check(given)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -321,8 +330,13 @@ def dimensions(draw: Any) -> Any:
     hi = lo + draw(st.integers(1, 50))
     return draw(
         st.sampled_from(
-            [uniform(lo, hi), log_uniform(lo, hi), integer(lo, hi), Constant(lo)]
-            + [integer(lo, hi, log=True)]
+            [
+                uniform(lo, hi),
+                log_uniform(lo, hi),
+                integer(lo, hi),
+                integer(lo, hi, log=True),
+                Constant(lo),
+            ]
         )
         | st.lists(SCALARS, min_size=1, max_size=4, unique=True).map(choice)
     )

@@ -54,7 +54,7 @@ class Hyperband(Scheduler):
         check_int("min_resource", self.min_resource, least=1)
         check_int("max_resource", self.max_resource, least=self.min_resource)
         check_int("reduction_factor", self.reduction_factor, least=2)
-        check_int("repeats", self.repeats, least=1)
+        check_int("repeats", self.repeats, least=1, most=10**6)
         checks.word("unit", self.unit, UNITS)
 
     @property
