@@ -19,6 +19,7 @@ import logging
 import os
 import threading
 import time
+import uuid
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -111,9 +112,14 @@ class Store:
         both = self._states, self._best
         return Usage(*(sum(getattr(x, f) for x in both) for f in Usage._fields))
 
+    @property
+    def _id(self) -> str:
+        """What tells the sweep from others; old ones have nothing."""
+        return self.asked.get("id", "")
+
     def write(self, **asked: Any) -> None:
         """Puts things into `sweep.json`; None takes them out."""
-        merged = {**self.asked, **asked}
+        merged = {**(self.asked or {"id": uuid.uuid4().hex}), **asked}
         self.asked = {key: value for key, value in merged.items() if value is not None}
         with self._explained():
             _write_json(self.directory / ASKED, self.asked)
@@ -146,7 +152,7 @@ class Store:
 
     def load(self, expected: Mapping[int, LaneState]) -> dict[int, LaneState]:
         """The newest states on disk, of the trials in `expected` (their avals)."""
-        found, wrong = checkpoints.unstack(self._states.load(), expected)
+        found, wrong = checkpoints.unstack(self._states.load(), expected, self._id)
         for trial_id, reason in wrong.items():
             _log.warning(
                 "the checkpoint of trial %d is of no use: %s; the trial starts again",
@@ -157,7 +163,7 @@ class Store:
 
     def load_best(self, expected: Mapping[int, LaneState]) -> dict[int, LaneState]:
         """The best trials' states on disk, of the trials in `expected`."""
-        found, wrong = checkpoints.unstack(self._best.load(), expected)
+        found, wrong = checkpoints.unstack(self._best.load(), expected, self._id)
         for trial_id, reason in wrong.items():
             _log.warning("the weights of trial %d are of no use: %s", trial_id, reason)
         self._best_on_disk = frozenset((i, int(s.step)) for i, s in found.items())
@@ -193,10 +199,10 @@ class Store:
         try:
             # The best first: until they are on disk, the states before may be needed.
             if kept and kept != self._best_on_disk:
-                self._best.save(checkpoints.apart(best))
+                self._best.save(checkpoints.apart(best, self._id))
                 self._best_on_disk = kept
             if states:
-                self._states.save(checkpoints.stack(states))
+                self._states.save(checkpoints.stack(states, self._id))
         except Exception as error:  # Orbax may say in other words what the disk says.
             raise OSError(getattr(error, "errno", None), str(error)) from error
 

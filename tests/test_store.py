@@ -426,6 +426,22 @@ def test_the_lock_is_held_until_nothing_is_written_any_more(tmp_path, monkeypatc
     Store(tmp_path).close()
 
 
+def test_checkpoints_of_another_sweep_are_not_used(tmp_path, caplog):
+    expected, mine, other = {0: trees.avals(state())}, tmp_path / "a", tmp_path / "b"
+    for directory in (mine, other):
+        with Store(directory) as store:
+            store.write(seed=0)
+            store.save({0: state()}, {0: state()})
+    with Store(mine) as store:
+        assert store.load(expected).keys() == store.load_best(expected).keys() == {0}
+    for name in ("checkpoints", "best"):
+        shutil.rmtree(mine / name)
+        shutil.copytree(other / name, mine / name)
+    with Store(mine) as store:
+        assert not store.load(expected) and not store.load_best(expected)
+    assert caplog.text.count("of no use: its checksum is wrong") == 2
+
+
 def test_files_of_others_among_the_checkpoints_stay(tmp_path):
     kept = Checkpoints(tmp_path / "c")
     kept.save(checkpoints.stack({0: state(1)}))

@@ -345,8 +345,8 @@ def test_bad_arguments_are_named(tiny_dataset, tmp_path, options, message):
 
 
 def test_a_space_of_fewer_trials_than_asked_for_is_tried_once(tiny_dataset):
-    few = jp.Space(learning_rate=jp.choice(0.1, 0.05, 0.01), rate=0.0)
-    result = run(mlp_task(tiny_dataset), few, jp.Hyperband(3), engine="packed")
+    few = jp.Space(learning_rate=jp.choice(0.1, 0.05, 0.01), rate=0.3)
+    result = run(mlp_task(tiny_dataset), few, jp.Hyperband(3), engine="solo")
     rates = [trial.hparams.learning_rate for trial in result.trials]
     assert sorted(rates) == [0.01, 0.05, 0.1]
     assert [trial.bracket for trial in result.trials] == [0, 0, 0]
