@@ -130,9 +130,9 @@ class Driver:
             if reading is not None:
                 self._submit(pool, self._read(reading))
             self._checkpoint(pool)
-            if self.done:
-                break
             self.interrupted = interrupts.received
+            if self.done and not self.interrupted:
+                break
             if self._reached(target):
                 self.stopped = "target"
             elif max_seconds is not None and self._elapsed() > max_seconds:

@@ -18,7 +18,7 @@ from jaxpack.worker import Stats
 
 # What a journal line says besides the row of its trial's history.
 _BESIDES = ("trial_id", "score", "seconds", "reason", "first_bad_step", "hparams")
-_BESIDES += ("time", "crc", "not_finite")
+_BESIDES += ("time",)
 _PLACE = ("bracket", "rung", "epochs", "steps")
 
 
@@ -37,8 +37,8 @@ def load(directory: str | os.PathLike) -> SweepResult:
     Raises:
       ValueError: If there is no sweep in the directory, or its files are damaged.
     """
-    path = Path(directory)
-    asked, lines = read_asked(path), read_journal(path)
+    asked, path = read_asked(directory), Path(directory)
+    lines = read_journal(path)
     outcome = asked.get("outcome")
     ended = isinstance(outcome, dict)
     metric, mode = asked["metric"], asked["mode"]

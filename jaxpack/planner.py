@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxpack import trees
+from jaxpack import checks, trees
 from jaxpack.combine import MOST_FUSED, filled, partition
 from jaxpack.detect import (
     Detection,
@@ -31,6 +31,8 @@ from jaxpack.types import Trial
 TINY = 10_000
 """Parameters below which a pack beats single trials on a CPU core."""
 DEFAULT_LANES = 16
+MOST_WORKERS = 1024
+"""Threads that nobody can mean to have more of."""
 FLOPS = 5e10
 """What a worker may be expected to compute a second."""
 WORTH_MEASURING = 30.0
@@ -192,7 +194,7 @@ def plan(
       Exception: Whatever the task's own functions raise for every trial alike that
         has certain hparams.
     """
-    _check(engine, max_lanes, workers)
+    check(engine, max_lanes, workers)
     expected_steps = expected_steps or [0.0] * len(trials)
     groups, failed = _group(task, trials, kinds, total_steps, expected_steps)
     devices = worker_devices(workers)
@@ -260,15 +262,13 @@ def _num_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _check(engine: str, max_lanes: int | None, workers: int | None) -> None:
-    engines = ("auto", *ENGINES)
-    if engine not in engines:
-        raise ValueError(f"engine is {engine!r}; it must be one of {engines}")
-    for name, value in (("max_lanes", max_lanes), ("workers", workers)):
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} is {value!r}; it must be a whole number >= 1")
+def check(engine: str, max_lanes: int | None, workers: int | None) -> None:
+    """Raises ValueError unless the arguments of `plan` with these names are valid."""
+    checks.word("engine", engine, ("auto", *ENGINES))
+    if max_lanes is not None:
+        checks.whole("max_lanes", max_lanes)
+    if workers is not None:
+        checks.whole("workers", workers, below=MOST_WORKERS + 1)
 
 
 class _Architecture(NamedTuple):

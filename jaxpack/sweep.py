@@ -11,15 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from jaxpack import executables, records, report, resume
+from jaxpack import checks, executables, records, report, resume
 from jaxpack.dimensions import Dimension
 from jaxpack.driver import Driver
 from jaxpack.explain import check_arguments, draw, horizons, plan_sweep
 from jaxpack.interrupt import Interrupts
-from jaxpack.ledger import Ledger, check_seed, choose_metric, weights
-from jaxpack.planner import Plan
+from jaxpack.ledger import Ledger, choose_metric, weights
+from jaxpack.planner import Plan, check
 from jaxpack.policies import Policy, named, none
 from jaxpack.progress import Progress
 from jaxpack.report import Summary
@@ -267,13 +265,16 @@ def sweep(
     """
     space = check_arguments(task, space, scheduler)
     metric, mode = choose_metric(task, metric, mode)
-    seed = check_seed(seed)
-    _check_limits(keep, max_seconds, target, checkpoint_seconds)
+    seed = checks.seed(seed)
+    check(engine, max_lanes, workers)
+    checks.whole("keep", keep)
+    checks.flag("overwrite", overwrite)
+    checks.flag("progress", progress)
+    checks.number("checkpoint_seconds", checkpoint_seconds, above=0)
+    _check_options(max_seconds, target, on_record, directory)
     packing = None if policy is None else named(policy, space, seed)
     if packing is none:
         engine, max_lanes = "solo" if engine == "auto" else engine, 1
-    if on_record is not None and not callable(on_record):
-        raise ValueError(f"on_record is {on_record!r}; it must be a function of a dict")
     trials = draw(space, scheduler.num_trials, seed, enqueue)
     brackets = scheduler.start(mode, len(trials))
     spes, totals = horizons(task, scheduler, trials)
@@ -430,25 +431,18 @@ def _report(result: SweepResult) -> None:
         )
 
 
-def _check_limits(
-    keep: int,
-    max_seconds: float | None,
-    target: float | None,
-    checkpoint_seconds: float,
+def _check_options(
+    max_seconds: Any, target: Any, on_record: Any, directory: Any
 ) -> None:
-    numbers = {"max_seconds": max_seconds, "target": target}
-    for name, value in numbers.items():
-        if value is not None and not isinstance(value, int | float | np.number):
-            raise ValueError(f"{name} is {value!r}; it must be a number or None")
-    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-        raise ValueError(f"keep is {keep!r}; it must be a whole number >= 1")
-    if max_seconds is not None and not max_seconds > 0:
-        raise ValueError(f"max_seconds is {max_seconds!r}; it must be above 0")
-    number = isinstance(checkpoint_seconds, int | float | np.number)
-    if not number or not checkpoint_seconds > 0:
-        raise ValueError(
-            f"checkpoint_seconds is {checkpoint_seconds!r}; it must be a number above 0"
-        )
+    """Raises ValueError unless each is None or what it should be."""
+    if max_seconds is not None:
+        checks.number("max_seconds", max_seconds, above=0)
+    if target is not None:
+        checks.number("target", target)
+    if on_record is not None:
+        checks.function("on_record", on_record)
+    if directory is not None:
+        checks.path("directory", directory)
 
 
 def _asked(

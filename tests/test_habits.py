@@ -61,7 +61,7 @@ def test_results_can_be_copied(result):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"enqueue": FIRST}, "enqueue is .*; give a list"),
+        ({"enqueue": FIRST}, "enqueue is of type dict; give a list"),
         ({"enqueue": [FIRST | {"rate": 0.9}]}, "rate"),
         ({"enqueue": [{"rate": 0.1}]}, "learning_rate"),
         ({"enqueue": [FIRST] * 4}, "enqueue has 4 trials"),

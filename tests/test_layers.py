@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[1] / "jaxpack"
 
 # The first part of a module's name under `jaxpack`, from the bottom layer to the top.
 LAYERS = (
-    {"types", "compat"},
+    {"types", "compat", "checks"},
     {"trees", "jaxprs", "timeline", "policies", "data", "models", "combine"}
     | {"space", "dimensions", "fixed", "schedulers"}
     | {"nn", "nnx", "conv", "pool", "threefry", "rewrite"}
@@ -54,6 +54,7 @@ SIDEWAYS = {
     ("planner", "tune"),
     ("worker", "bundle"),
     ("worker", "executables"),
+    ("records", "journal"),
     ("records", "store"),
     ("worker", "pack"),
     ("train", "ledger"),
