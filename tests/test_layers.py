@@ -21,7 +21,9 @@ LAYERS = (
     {"executables", "planner", "tune", "pack", "bundle", "worker"}
     | {"store", "checkpoints", "interrupt", "journal", "lock", "records", "weights"},
     {"ledger", "resume", "driver", "sweep", "train", "explain", "progress"}
-    | {"report", "load", "exports", "predict", "export"},
+    | {"report", "load", "exports", "predict", "export", "verify"},
+    {"cli"},
+    {"__main__"},
 )
 LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 

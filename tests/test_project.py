@@ -127,7 +127,7 @@ def test_constraints_pin_every_requirement():
 def test_every_module_imports_without_the_extras():
     output = run_python("""
 import importlib, pkgutil, sys
-for name in ("mlxtend", "sklearn", "skimage", "tyro"):
+for name in ("mlxtend", "sklearn", "skimage"):
     sys.modules[name] = None
 import jaxpack, jaxpack.data
 count = 0
