@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 
 import pandas as pd
 import pytest
@@ -358,26 +357,24 @@ def test_the_overview_has_all_commands(capsys):
 
 @pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_a_signal_ends_it_with_how_to_go_on(here, capsys, monkeypatch, number, code):
-    # As it comes, the first reading is in.
-    read = driver.Driver._read
+    read, signals = driver.Driver._read, [signal.Signals[number]]
 
-    def kill(*args):
-        signal.raise_signal(signal.Signals[number])
+    def read_and_kill(*args):
+        if signals:
+            signal.raise_signal(signals.pop())
         return read(*args)
 
-    monkeypatch.setattr(driver.Driver, "_read", kill)
-    assert threading.current_thread() is threading.main_thread()
-    name = f"--directory={number}"
-    found, _, err = run(capsys, "sweep", "task.py", *QUICK, name, "--overwrite")
+    with monkeypatch.context() as patch:
+        patch.setattr(driver.Driver, "_read", read_and_kill)
+        args = [f"--directory={number}", "--overwrite"]
+        found, _, err = run(capsys, "sweep", "task.py", *QUICK, *args)
     assert found == code and err.startswith(f"ended by {number}; to go on:\n  python")
-    monkeypatch.undo()
-    monkeypatch.chdir(here)
     again = err.splitlines()[-1].split()
     assert again[:4] == ["python", "-m", "jaxpack", "sweep"]
-    assert "--overwrite" not in again and main(again[3:]) == 0
-    assert (
-        jp.load(number).to_pandas()["score"].equals(jp.load("a").to_pandas()["score"])
-    )
+    assert "--overwrite" not in again and not jp.load(number).ended
+    assert run(capsys, *again[3:])[0] == 0
+    scores = [jp.load(name).to_pandas()["score"] for name in (number, "a")]
+    assert scores[0].equals(scores[1])
 
 
 def test_the_process_exits_with_the_code(here):

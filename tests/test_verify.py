@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from tiny import MLP, mlp_task, optimizer
+from tiny import MLP, mlp_task, optimizer, space
 
 import jaxpack as jp
+from jaxpack import resume
 from jaxpack.verify import TOLERANCE, TOLERANCE_STEPS, _draw
 
 
@@ -16,13 +17,7 @@ def swept(tiny_dataset, tmp_path_factory):
     """A sweep of single trials, with its directory."""
     return jp.sweep(
         mlp_task(tiny_dataset),
-        jp.Space(
-            jp.when(width=16)(rate=jp.uniform(0.0, 0.5)),
-            jp.when(width=8)(rate=0.1),
-            learning_rate=jp.log_uniform(1e-3, 1e-1),
-            width=jp.choice(8, 16),
-            batch_size=16,
-        ),
+        space(),
         jp.Hyperband(3),
         seed=4,
         engine="solo",
@@ -79,7 +74,8 @@ def test_another_score_is_told(swept):
 
 
 def test_no_tolerance_to_the_bit_with_other_versions(swept, tiny_dataset, monkeypatch):
-    monkeypatch.setattr("jaxpack.resume.versions", lambda: {"jax": "0.0.1"})
+    others = resume.versions() | {"jax": "0.0.1"}
+    monkeypatch.setattr(resume, "versions", lambda: others)
     loaded = jp.load(swept.directory)
     found = jp.verify(loaded, k=1, task=mlp_task(tiny_dataset), workers=1)
     assert found.checks[0].tolerance > 0 and "jax was" in found.checks[0].note
@@ -88,7 +84,7 @@ def test_no_tolerance_to_the_bit_with_other_versions(swept, tiny_dataset, monkey
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("model", "it computes something else for {'width': "),
+        ("model", "it computes something else for all trials"),
         ("data", "its data have another content"),
     ],
 )
@@ -97,7 +93,7 @@ def test_another_task_is_refused(swept, tiny_dataset, change, said):
         (x, y), validation = tiny_dataset.train, tiny_dataset.validation
         other = mlp_task(jp.data.Dataset.from_arrays((x + 1, y), validation))
     else:
-        other = jp.Task(lambda hp: MLP(hp.width + 1, hp.rate), optimizer, tiny_dataset)
+        other = jp.Task(lambda hp: MLP(17, hp.rate), optimizer, tiny_dataset)
     for result in (swept, jp.load(swept.directory)):
         with pytest.raises(ValueError, match="task is not the one of the sweep") as got:
             jp.verify(result, k=1, task=other, workers=1)
