@@ -116,7 +116,7 @@ def test_the_example_runs_as_it_is_written(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("text", "code", "said"),
     [
-        ("task = space = 1", 1, "error: space is 1; make one with jaxpack.Space"),
+        ("task = space = 1", 1, "error: task is 1; make one with jaxpack.Task"),
         ("from task import task", 2, "error: module 'm.py' has no `space`; write"),
         ("Task = 1", 2, "has no `task` (it has `Task`); write task = jaxpack.Task"),
         (
@@ -260,16 +260,24 @@ def test_report(running, tmp_path, capsys):
     assert "learning_rate" in (tmp_path / "page" / "index.html").read_text()
 
 
-def test_compare(here, running, swept_directory, capsys):
-    other, result = swept_directory
-    code, out, _ = run(capsys, "compare", "a", running, other)
-    assert code == 0
-    rows = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
-    a, loaded = rows["a"], jp.load("a")
-    assert a[2] == f"{loaded.best_score:.4g}" and a[4:6] == ["5", "11"]
-    assert rows[str(running)][-1] == "-"  # It has not said how long it took.
-    assert f" {result.best_score:.4g} " in out and "asked otherwise\n" in out
-    assert "Hyperband(max_resource=9, " in out and "log_uniform(0.001, 1000000" in out
+def test_compare(here, running, capsys):
+    asked = json.loads((running / "sweep.json").read_text())
+    asked["seed"], asked["space"]["dropout"] = 7, "uniform(0.0, 0.9)"
+    (running / "sweep.json").write_text(json.dumps(asked))
+    code, out, _ = run(capsys, "compare", "a", "running")
+    table, _, otherwise = out.partition("\nasked otherwise\n")
+    rows = {line.split()[0]: line.split()[1:] for line in table.splitlines()}
+    loaded = jp.load("a")
+    best, test = loaded.best_score, loaded.test_metrics["accuracy"]
+    assert code == 0 and rows["a"][:5] == [
+        *("accuracy", f"{best:.4g}", f"{test:.4g}", "5", "11")
+    ]
+    assert rows["running"][-1] == "-"  # It has not said how long it took.
+    assert re.search(r"^seed +0 +7 *$", otherwise, re.M)
+    assert re.search(
+        r"^dropout +uniform\(0.0, 0.5\) +uniform\(0.0, 0.9", otherwise, re.M
+    )
+    assert "learning_rate" not in otherwise
     code, out, _ = run(capsys, "compare", "a", "a")
     assert code == 0 and out.endswith("asked alike\n")
 

@@ -35,7 +35,9 @@ def tell(error: Exception) -> int:
     mine = [frame for frame in frames if _is_users(frame.filename)]
     of_the_disk = isinstance(error, OSError) and not mine
     if not (_raised_here(error, frames) or of_the_disk):
-        error.__traceback__ = _from_users(error.__traceback__)
+        tb = _from_users(error.__traceback__)
+        # A module that cannot be parsed has no line in it.
+        error.__traceback__ = None if isinstance(error, SyntaxError) else tb
         traceback.print_exception(error)
         return FAILED
     where = f" ({mine[-1].filename}, line {mine[-1].lineno})" if mine else ""
