@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxpack import executables, resume
 from jaxpack.ledger import check_seed
+from jaxpack.pack import Reading
 from jaxpack.planner import Plan, kinds_of_dims, plan
 from jaxpack.records import read_asked
 from jaxpack.sweep import SweepResult
@@ -24,6 +25,10 @@ TOLERANCE = 5e-5
 """By how much losses may differ between engines, ..."""
 TOLERANCE_STEPS = 100
 """... and after how many steps; after more they may differ by as much more."""
+NUDGE = 1e-6
+"""Relative change of the hparams that shows how unstable a trial is, ..."""
+UNSTABLE = 10.0
+"""... and how many times its effect rounding may have: both are draws of chance."""
 
 
 class Check(NamedTuple):
@@ -126,8 +131,10 @@ def verify(
     Every trial has the result it would have had alone. With engine "solo", on a device
     of the same kind and with the same versions, it is the same to the bit. Otherwise
     rounding differs, and the validation losses may differ by `TOLERANCE` for every
-    `TOLERANCE_STEPS` steps begun; a score that counts, such as accuracy, then moves by
-    whole examples and is shown, but does not decide.
+    `TOLERANCE_STEPS` steps begun. High learning rates make more of it: such a trial is
+    trained a second time with its hparams changed by `NUDGE`, and the losses may
+    differ by `UNSTABLE` times what that does. A score that counts, such as accuracy,
+    moves by whole examples and is shown, but does not decide.
 
     Args:
       result: The sweep's result.
@@ -168,48 +175,58 @@ def verify(
         warnings.simplefilter("ignore")  # The sweep has given these.
         made = plan(task, trials, kinds, totals, engine="solo", workers=workers)
     changed = _check_same(result, task, made)
-    read = _train(result, task, drawn, made, totals)
-    checks = []
+    unlike = {}
     for trial in drawn:
         engine = _engine(result, trial)
-        unlike = [f"engine {engine} in the sweep"] * (engine != "solo") + changed
-        checks.append(
-            _check(trial, result.metric, engine, unlike, *read[trial.trial_id])
-        )
+        named = [f"engine {engine} in the sweep"] * (engine != "solo")
+        unlike[trial.trial_id] = [*named, *changed]
+    nudged = {i for i, reasons in unlike.items() if reasons}
+    read = _train(result, task, drawn, made, totals, nudged)
+    checks = [_check(trial, result, unlike[trial.trial_id], read) for trial in drawn]
     return Verification(result.metric, tuple(checks))
 
 
 def _check(
     trial: TrialResult,
-    metric: str,
-    engine: str,
+    result: SweepResult,
     unlike: Sequence[str],
-    now: Mapping[str, float],
-    reason: str | None,
+    read: Mapping[tuple[int, bool], Reading],
 ) -> Check:
-    """Compares a trial's last reading with the one of now, `{}` if it failed.
+    """Compares a trial's last reading with those of now.
 
     Args:
       trial: The trial, as it was in the sweep.
-      metric: What its score is.
-      engine: The engine of the sweep.
+      result: The sweep.
       unlike: What was not the same then, so that rounding may differ.
-      now: Its metrics now.
-      reason: Why it failed now.
+      read: The readings of now, by trial and whether its hparams were nudged.
     """
-    then = trial.history[-1]
-    loss = then["loss"]
-    begun = math.ceil(trial.steps / TOLERANCE_STEPS)
+    then, now = trial.history[-1], read[trial.trial_id, False]
+    tolerance, note = 0.0, "to the bit"
+    if unlike:
+        usual = TOLERANCE * math.ceil(trial.steps / TOLERANCE_STEPS)
+        swing = _apart(now.metrics, read[trial.trial_id, True].metrics)
+        tolerance = max(usual, UNSTABLE * swing)
+        note = f"within {tolerance:.2g}: {unlike[0]}"
+        if tolerance > usual:
+            note += f"; unstable, hparams nudged by {NUDGE:g} move it by {swing:.2g}"
+    if now.first_bad_step is not None:
+        note = f"training loss was not finite at step {now.first_bad_step}"
     return Check(
         trial_id=trial.trial_id,
         steps=trial.steps,
-        engine=engine,
-        recorded=then[metric],
-        alone=now.get(metric, math.nan),
-        loss_difference=abs(now.get("loss", math.nan) - loss) / max(1.0, abs(loss)),
-        tolerance=TOLERANCE * begun if unlike else 0.0,
-        note=reason or (f"within rounding: {unlike[0]}" if unlike else "to the bit"),
+        engine=_engine(result, trial),
+        recorded=then[result.metric],
+        alone=now.metrics.get(result.metric, math.nan),
+        loss_difference=_apart(then, now.metrics),
+        tolerance=tolerance,
+        note=now.reason or note,
     )
+
+
+def _apart(then: Mapping[str, float], now: Mapping[str, float]) -> float:
+    """By how much two losses differ, relative to the first where it is above 1."""
+    a, b = then.get("loss", math.nan), now.get("loss", math.nan)
+    return abs(a - b) / max(1.0, abs(a))
 
 
 def _task(result: Any, task: Any) -> Task:
@@ -279,18 +296,25 @@ def _train(
     trials: Sequence[TrialResult],
     made: Plan,
     totals: Sequence[int],
-) -> dict[int, tuple[dict[str, float], str | None]]:
-    """Each trial's metrics after its last step, and why it failed if it did."""
-    ready = [
-        make_ready(
+    nudged: Collection[int],
+) -> dict[tuple[int, bool], Reading]:
+    """The readings of trials after their last steps, and of those with nudged hparams.
+
+    The keys are trial ids, and whether the hparams were nudged.
+    """
+    ready = []
+    for trial, total in zip(trials, totals, strict=True):
+        same = make_ready(
             Trial(trial.trial_id, trial.hparams),
             made,
             order=(-trial.steps, trial.trial_id),
             stops=(trial.steps,),
             total_steps=total,
         )
-        for trial, total in zip(trials, totals, strict=True)
-    ]
+        ready.append(same)
+        if trial.trial_id in nudged:
+            other = len(result.trials) + trial.trial_id
+            ready.append(same._replace(trial_id=other, lane=_nudge(same.lane)))
     longest = max(math.ceil(trial.history[-1]["epochs"]) for trial in trials)
     read = {}
     with Pool(task.dataset, trials[0].seed, longest, made.workers) as pool:
@@ -298,13 +322,19 @@ def _train(
         while len(read) < len(ready):
             reading = pool.get()
             assert reading is not None
-            reason = reading.reason
-            if reading.first_bad_step is not None:
-                reason = (
-                    f"training loss was not finite at step {reading.first_bad_step}"
-                )
-            read[reading.trial_id] = (reading.metrics, reason)
+            other, trial_id = divmod(reading.trial_id, len(result.trials))
+            read[trial_id, bool(other)] = reading
     return read
+
+
+def _nudge(lane: Mapping[str, np.generic]) -> dict[str, Any]:
+    """A lane's hparams, those that are floats changed a little."""
+    return {
+        name: np.float32(value.item() * (1 + NUDGE))
+        if value.dtype == np.float32
+        else value
+        for name, value in lane.items()
+    }
 
 
 def _engine(result: SweepResult, trial: TrialResult) -> str:

@@ -321,7 +321,9 @@ def test_verify(here, capsys):
 
 def test_verify_tells_when_scores_differ(here, running, capsys):
     journal = running / "journal.jsonl"
-    lines = [json.loads(line) for line in (here / "a/journal.jsonl").open()]
+    lines = [
+        json.loads(line) for line in (here / "a/journal.jsonl").read_text().splitlines()
+    ]
     for line in lines:
         line["accuracy"] = line["score"] = line["accuracy"] + 0.001
         del line["crc"]
