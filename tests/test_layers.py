@@ -83,6 +83,10 @@ SIDEWAYS = {
     ("exports", "sweep"),
     ("explain", "ledger"),
     ("explain", "train"),
+    ("verify", "ledger"),
+    ("verify", "resume"),
+    ("verify", "sweep"),
+    ("verify", "train"),
 }
 
 HOST_ONLY = {"dimensions", "space", "fixed", "schedulers", "policies", "combine"}
