@@ -347,10 +347,7 @@ class Driver:
         return Snapshot(
             stats=stats,
             total_lane_steps=stats.lane_steps + round(steps_ahead),
-            rungs=tuple(
-                RungCount(r.bracket, r.rung, r.resource, r.num_trials, r.num_done)
-                for r in rungs
-            ),
+            rungs=tuple(map(RungCount.of, rungs)),
             unit=self.scheduler.unit,
             metric=self.ledger.metric,
             best=None if best is None else best.score,

@@ -12,6 +12,7 @@ from typing import Any
 from jaxpack import report, weights
 from jaxpack.records import dims_from, read_asked, read_journal
 from jaxpack.schedulers import Brackets
+from jaxpack.schedulers.brackets import Rung
 from jaxpack.sweep import SweepResult
 from jaxpack.types import FAILED, PAUSED, RUNNING, HParams, TrialResult
 from jaxpack.worker import Stats
@@ -59,7 +60,20 @@ def load(directory: str | os.PathLike) -> SweepResult:
         directory=path,
         dims=dims_from(asked.get("dims", {})),
         ended=ended,
+        max_resource=max(r for bracket in asked["brackets"] for _, r in bracket),
     )
+
+
+def rungs(directory: str | os.PathLike) -> list[Rung]:
+    """How far every rung of every bracket of a sweep is, after its journal.
+
+    Raises:
+      ValueError: If there is no sweep in the directory, or its files are damaged.
+    """
+    asked, lines = read_asked(directory), read_journal(directory)
+    numbers = [line["trial_id"] for line in lines]
+    count = max(len(asked.get("trials", ())), *(n + 1 for n in numbers), 1)
+    return _replay(asked, lines, count).rungs()
 
 
 def _incumbents(

@@ -81,7 +81,7 @@ class Lock:
     def _of(self, owner: dict[str, Any]) -> tuple[str, str]:
         who = "another process"
         if owner:
-            who = f"process {owner.get('pid')} on {owner.get('host')}"
+            who = _name(owner)
         return repr(str(self.path.parent)), who
 
 
@@ -100,6 +100,31 @@ def _open(path: Path) -> tuple[int, bool | None]:
         except FileNotFoundError:
             pass
         os.close(file)
+
+
+def holder(directory: Path) -> str | None:
+    """Who writes to a directory, as far as can be told from here; None if nobody.
+
+    On another host, its process may have died since.
+    """
+    try:
+        file = os.open(directory / FILE, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        owner, number = _read(file), os.fstat(file).st_ino
+    finally:
+        os.close(file)
+    # A copy of the directory has a file of its own, which nobody holds.
+    if not owner or owner.get("file") != number:
+        return None
+    if owner.get("host") == socket.gethostname() and not _running(owner):
+        return None
+    return _name(owner)
+
+
+def _name(owner: dict[str, Any]) -> str:
+    return f"process {owner.get('pid')} on {owner.get('host')}"
 
 
 def _try_lock(file: int) -> bool | None:

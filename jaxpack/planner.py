@@ -220,6 +220,15 @@ def kinds_of_space(space: Space, trials: Sequence[Trial]) -> list[dict[str, Kind
     ]
 
 
+def kinds_of_dims(
+    dims: Mapping[str, Dimension], trials: Sequence[Trial]
+) -> list[dict[str, Kind]]:
+    """The same by the dimensions alone, for trials of a space that is not at hand."""
+    return [
+        {name: _kind_of_dim(dims[name]) for name in trial.hparams} for trial in trials
+    ]
+
+
 def _kind_of_dim(dim: Dimension) -> Kind:
     values = dim.values() or [dim.typical()]
     if isinstance(values, range):
@@ -303,7 +312,9 @@ class _Group:
         return size, *(lane.name for lane in self.detection.program.lane_hparams)
 
 
-class _Choice(NamedTuple):
+class Choice(NamedTuple):
+    """An engine, why it was chosen, and what was measured of which candidates."""
+
     engine: str
     reason: str
     measured: tuple[tuple[str, float], ...] = ()
@@ -371,7 +382,7 @@ def _check_architectures(
         raise error
 
 
-def _pack(group: _Group, choice: _Choice, lanes: int) -> PlannedPack:
+def _pack(group: _Group, choice: Choice, lanes: int) -> PlannedPack:
     detection = group.detection
     return PlannedPack(
         spec=PackSpec(detection.program, choice.engine, lanes, detection.state),
@@ -400,7 +411,7 @@ def _choose(
     engine: str,
     devices: Sequence[jax.Device],
     max_lanes: int | None,
-) -> list[_Choice]:
+) -> list[Choice]:
     """An engine for each group: the one asked for, the usual one, or the fastest.
 
     Groups of one family share a choice. It is measured, on the group with the most
@@ -411,9 +422,9 @@ def _choose(
             "fused, as asked for: trials side by side in one program, which takes as "
             "long to compile as all of theirs"
         )
-        return [_Choice("solo", reason)] * len(groups)
+        return [Choice("solo", reason)] * len(groups)
     if engine != "auto":
-        return [_Choice(engine, "as asked for")] * len(groups)
+        return [Choice(engine, "as asked for")] * len(groups)
     families: dict[Any, list[_Group]] = {}
     for group in groups:
         families.setdefault(group.family, []).append(group)
@@ -421,7 +432,7 @@ def _choose(
     for family, members in families.items():
         work = sum(group.detection.flops * group.steps for group in members)
         largest = max(members, key=lambda g: g.detection.flops * g.steps)
-        choices[family] = _usual(devices[0].platform, largest.num_params)
+        choices[family] = usual(devices[0].platform, largest.num_params)
         if work / FLOPS / len(devices) > WORTH_MEASURING:
             choices[family] = _fastest(
                 task, largest, choices[family], devices, max_lanes
@@ -429,22 +440,23 @@ def _choose(
     return [choices[group.family] for group in groups]
 
 
-def _usual(platform: str, num_params: int) -> _Choice:
+def usual(platform: str, num_params: int) -> Choice:
+    """The engine for models of a size, where nothing is measured."""
     if platform != "cpu":
-        return _Choice("packed", f"packed: one trial does not fill a {platform}")
+        return Choice("packed", f"packed: one trial does not fill a {platform}")
     if num_params < TINY:
         reason = f"packed: under {TINY:,} params a pack beats single trials on a CPU"
-        return _Choice("packed", reason)
-    return _Choice("solo", "solo: on a CPU one trial fills a core")
+        return Choice("packed", reason)
+    return Choice("solo", "solo: on a CPU one trial fills a core")
 
 
 def _fastest(
     task: Task,
     group: _Group,
-    usual: _Choice,
+    usual: Choice,
     devices: Sequence[jax.Device],
     max_lanes: int | None,
-) -> _Choice:
+) -> Choice:
     """The engine that measures fastest; the usual one unless it loses by a tenth."""
     detection = group.detection
     widths = {name: _width(group, name, devices, max_lanes) for name in ADVANCE}
@@ -466,7 +478,7 @@ def _fastest(
         for (spec,), time in seconds.items()
     )
     shown = ", ".join(f"{name} {us:.4g} us" for name, us in figures)
-    return _Choice(best, f"{best}, by measurement; a lane-step: {shown}", figures)
+    return Choice(best, f"{best}, by measurement; a lane-step: {shown}", figures)
 
 
 def _fused_as_asked(

@@ -7,8 +7,9 @@
 | `checkpoints/` | the newest state of every trial that may train on |
 | `best/` | the weights of the best trials |
 | `lock` | who writes to the directory |
+| `module.json` | where the command line took the task from |
 
-Nothing in it names another place, so that it may be moved.
+Nothing else in it names another place, so that it may be moved.
 """
 
 from __future__ import annotations

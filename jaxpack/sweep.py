@@ -15,7 +15,7 @@ from jaxpack import checks, executables, records, report, resume
 from jaxpack.dimensions import Dimension
 from jaxpack.driver import Driver
 from jaxpack.explain import check_arguments, draw, horizons, plan_sweep
-from jaxpack.interrupt import Interrupts
+from jaxpack.interrupt import Interrupted, Interrupts
 from jaxpack.ledger import Ledger, choose_metric, weights
 from jaxpack.planner import Plan, check
 from jaxpack.policies import Policy, named, none
@@ -50,6 +50,8 @@ class SweepResult:
       directory: Where the sweep was written, or None.
       dims: The dimensions of the space by name.
       ended: False if the sweep had not ended when it was read from disk.
+      max_resource: What the longest trials get, which schedules take for their end.
+      task: What was trained; None if it was read from disk.
     """
 
     trials: list[TrialResult]
@@ -65,6 +67,8 @@ class SweepResult:
     directory: Path | None = None
     dims: Mapping[str, Dimension] = dataclasses.field(default_factory=dict)
     ended: bool = True
+    max_resource: int = 0
+    task: Task | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
     def best(self) -> TrialResult:
@@ -313,7 +317,7 @@ def sweep(
         outcome = past.get("outcome")
         if driver.done and outcome:
             stats, tested = Stats(workers=0), outcome["test_metrics"]
-            return _result(driver, seed, space, stats, tested)
+            return _result(driver, task, seed, space, stats, tested)
         if store is not None:
             asked = _asked(task, space, scheduler, metric, mode, seed, made)
             asked["trials"] = [dict(trial.hparams) for trial in trials]
@@ -342,19 +346,19 @@ def _run(
             kept = "without a directory, nothing of the sweep is kept"
             if driver.store is not None:
                 kept = f"the same call goes on from {str(driver.store.directory)!r}"
-            raise KeyboardInterrupt(f"ended by {driver.interrupted}; {kept}")
+            raise Interrupted(driver.interrupted, kept)
         test_metrics = _evaluate_winner(driver, task, pool)
         stats = pool.stats()
         stats.timeline = pool.timeline()
     if driver.store is None:
-        return _result(driver, seed, space, stats, test_metrics)
+        return _result(driver, task, seed, space, stats, test_metrics)
     if driver.done:  # Else it has been done.
         driver.save()
         driver.store.wait()
     usage = driver.store.usage
     stats.checkpoints, stats.checkpoint_bytes = usage.count, usage.size_bytes
     stats.checkpoint_seconds = usage.seconds
-    result = _result(driver, seed, space, stats, test_metrics)
+    result = _result(driver, task, seed, space, stats, test_metrics)
     best = result.incumbents[0] if result.incumbents else None
     driver.store.write(
         outcome={
@@ -382,6 +386,7 @@ def _evaluate_winner(driver: Driver, task: Task, pool: Pool) -> dict[str, float]
 
 def _result(
     driver: Driver,
+    task: Task,
     seed: int,
     space: Space,
     stats: Stats,
@@ -417,6 +422,8 @@ def _result(
         test_metrics=test_metrics,
         directory=None if driver.store is None else driver.store.directory,
         dims=space.every_dim,
+        max_resource=driver.scheduler.max_resource,
+        task=task,
     )
 
 

@@ -21,7 +21,9 @@ LAYERS = (
     {"executables", "planner", "tune", "pack", "bundle", "worker"}
     | {"store", "checkpoints", "interrupt", "journal", "lock", "records", "weights"},
     {"ledger", "resume", "driver", "sweep", "train", "explain", "progress"}
-    | {"report", "load", "exports", "predict", "export"},
+    | {"report", "load", "exports", "predict", "export", "verify"},
+    {"cli"},
+    {"__main__"},
 )
 LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 
@@ -82,6 +84,10 @@ SIDEWAYS = {
     ("exports", "sweep"),
     ("explain", "ledger"),
     ("explain", "train"),
+    ("verify", "ledger"),
+    ("verify", "resume"),
+    ("verify", "sweep"),
+    ("verify", "train"),
 }
 
 HOST_ONLY = {"dimensions", "space", "fixed", "schedulers", "policies", "combine"}

@@ -68,6 +68,7 @@ def run_python(code: str) -> str:
 def test_metadata():
     assert PROJECT["name"] == "jaxpack"
     assert PROJECT["license"] == "Apache-2.0"
+    assert PROJECT["scripts"] == {"jaxpack": "jaxpack.cli:main"}
     assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
     minor = int(PROJECT["requires-python"].removeprefix(">=3."))
     assert (3, minor) <= sys.version_info
@@ -127,7 +128,7 @@ def test_constraints_pin_every_requirement():
 def test_every_module_imports_without_the_extras():
     output = run_python("""
 import importlib, pkgutil, sys
-for name in ("mlxtend", "sklearn", "skimage", "tyro"):
+for name in ("mlxtend", "sklearn", "skimage"):
     sys.modules[name] = None
 import jaxpack, jaxpack.data
 count = 0
