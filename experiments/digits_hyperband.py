@@ -17,7 +17,6 @@ import dataclasses
 from collections.abc import Sequence
 
 import optax
-import tyro
 from flax import linen as nn
 
 import jaxpack as jp
@@ -38,7 +37,7 @@ SPACE = jp.Space(
 class Flags(common.Flags):
     """The flags of this experiment."""
 
-    max_resource: int = 81
+    max_resource: common.Int = 81
     """Epochs that a trial gets which is never stopped, Hyperband's R."""
 
 
@@ -68,8 +67,7 @@ def make_optimizer(hp: jp.HParams) -> optax.GradientTransformation:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Runs the sweep that the command line asks for."""
-    program = "python -m experiments.digits_hyperband"
-    flags = tyro.cli(Flags, prog=program, args=args, description=__doc__)
+    flags = common.parse(Flags, "digits_hyperband", __doc__, args)
     common.run("digits_hyperband", make_task(), SPACE, flags)
 
 

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 import optax
-import tyro
 from flax import linen as nn
 
 import jaxpack as jp
@@ -83,8 +82,7 @@ def make_optimizer(hp: jp.HParams) -> optax.GradientTransformation:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Runs the sweep that the command line asks for."""
-    program = "python -m experiments.mnist_hyperband"
-    flags = tyro.cli(Flags, prog=program, args=args, description=__doc__)
+    flags = common.parse(Flags, "mnist_hyperband", __doc__, args)
     name = f"mnist_hyperband-{flags.model}"
     common.run(name, make_task(flags.model), SPACE, flags)
 

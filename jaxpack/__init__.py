@@ -15,6 +15,7 @@ from jaxpack.sweep import SweepResult, sweep
 from jaxpack.task import Task
 from jaxpack.train import train
 from jaxpack.types import HParams, TrialResult
+from jaxpack.verify import verify
 
 __all__ = [
     "HParams",
@@ -45,6 +46,7 @@ __all__ = [
     "switch",
     "train",
     "uniform",
+    "verify",
     "when",
 ]
 __version__ = "0.1.0"

@@ -101,7 +101,7 @@ class Checkpoints:
         new = self.directory.resolve() / f"{number:06d}"
         write(new, tree)
         for path in self.directory.iterdir():  # What was cut off, too.
-            if path.name != new.name:
+            if path.is_dir() and path.name != new.name:  # No file is of our making.
                 shutil.rmtree(path)
         files = [path for path in new.rglob("*") if path.is_file()]
         self.size_bytes = sum(path.stat().st_size for path in files)
@@ -148,11 +148,12 @@ def _checkpointer() -> Any:
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
 
 
-def stack(states: Mapping[int, LaneState]) -> dict[str, Any]:
+def stack(states: Mapping[int, LaneState], sweep: str = "") -> dict[str, Any]:
     """States as a checkpoint: those of one form are stacked.
 
     Args:
       states: The state of each trial, on the host.
+      sweep: What tells the sweep from others.
 
     Returns:
       A dict for each form: `trial_id` `[n]` int32, `crc` `[n]` uint32, and `state`,
@@ -166,15 +167,19 @@ def stack(states: Mapping[int, LaneState]) -> dict[str, Any]:
     return {
         str(number): {
             "trial_id": np.array(list(alike), np.int32),
-            "crc": np.array([checksum(*one) for one in alike.items()], np.uint32),
+            "crc": np.array([checksum(i, alike[i], sweep) for i in alike], np.uint32),
             "state": trees.named(jax.tree.map(_stacked, *map(_sized, alike.values()))),
         }
         for number, alike in enumerate(forms.values())
     }
 
 
-def apart(states: Mapping[int, LaneState]) -> dict[str, Any]:
+def apart(states: Mapping[int, LaneState], sweep: str = "") -> dict[str, Any]:
     """States as a checkpoint, each by itself, as people expect to find weights.
+
+    Args:
+      states: The state of each trial, on the host.
+      sweep: What tells the sweep from others.
 
     Returns:
       By trial, a dict of `trial_id` `[]` int32, `crc` `[]` uint32, and `state`, the
@@ -183,7 +188,7 @@ def apart(states: Mapping[int, LaneState]) -> dict[str, Any]:
     return {
         str(trial_id): {
             "trial_id": np.asarray(trial_id, np.int32),
-            "crc": np.asarray(checksum(trial_id, state), np.uint32),
+            "crc": np.asarray(checksum(trial_id, state, sweep), np.uint32),
             "state": trees.named(jax.tree.map(np.asarray, _sized(state))),
         }
         for trial_id, state in states.items()
@@ -191,13 +196,14 @@ def apart(states: Mapping[int, LaneState]) -> dict[str, Any]:
 
 
 def unstack(
-    checkpoint: Mapping[str, Any], expected: Mapping[int, LaneState]
+    checkpoint: Mapping[str, Any], expected: Mapping[int, LaneState], sweep: str = ""
 ) -> tuple[dict[int, LaneState], dict[int, str]]:
     """The states in a checkpoint that are whole and of the form they should be.
 
     Args:
       checkpoint: What `stack` or `apart` has made.
       expected: Shapes and dtypes of each trial's state.
+      sweep: The sweep that the states have to be of.
 
     Returns:
       The states by trial, and for each of the others what is wrong with it.
@@ -211,7 +217,7 @@ def unstack(
                 continue
             try:
                 state = _lane(part["state"], lane, expected[trial_id])
-                if checksum(trial_id, state) != part["crc"][lane]:
+                if checksum(trial_id, state, sweep) != part["crc"][lane]:
                     raise ValueError("its checksum is wrong")
                 states[trial_id] = state
             except (ValueError, LookupError) as error:
@@ -219,9 +225,9 @@ def unstack(
     return states, wrong
 
 
-def checksum(trial_id: int, state: PyTree) -> int:
-    """A checksum of a trial's state, by CRC-32."""
-    crc = zlib.crc32(str(trial_id).encode())
+def checksum(trial_id: int, state: PyTree, sweep: str = "") -> int:
+    """A checksum of a trial's state, by CRC-32: of another trial or sweep, another."""
+    crc = zlib.crc32(f"{sweep}{trial_id}".encode())
     for leaf in jax.tree.leaves(state):
         crc = zlib.crc32(
             np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data, crc

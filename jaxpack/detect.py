@@ -160,7 +160,7 @@ def detect(
       Exception: Whatever the task's own functions raise with Python values.
     """
     probe = Probe(task, hparams, total_steps, padded_to)
-    python = probe.trace(())  # The user's own errors come from here, as they are.
+    python = probe.plain()  # The user's own errors come from here, as they are.
     reads = probe.reads
     found = _Found()
     candidates = _candidates(kinds, reads, found, padded=padded_to is not None)
@@ -266,7 +266,7 @@ def _one_by_one(
     probe: Probe, candidates: Sequence[LaneHParam], python: Trace, found: _Found
 ) -> Trace:
     """Traces with as many of the candidates as can be arguments together."""
-    traced = python
+    traced = probe.trace(())
     for candidate in candidates:
         wider = _try(probe, (*traced.lanes, candidate), python, found)
         traced = wider or traced
@@ -287,7 +287,7 @@ def _astray(probe: Probe, traced: Trace, kinds: Mapping[str, Kind]) -> list[str]
     def holds(values: dict[str, Any]) -> bool:
         other = probe.at(values)
         try:
-            python = other.trace(())
+            python = other.plain()
         except Exception:  # Such a trial fails by itself.
             return True
         return agree(other, traced.lanes, traced, python)

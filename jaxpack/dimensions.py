@@ -203,6 +203,9 @@ class Constant(_Finite):
 
 Dimension = Uniform | LogUniform | Integer | Choice | Constant
 
+_WHOLE = {"batch_size": (1, None), "seed": (0, 2**32 - 1)}
+"""The least and the most that hparams may be that have a meaning of their own."""
+
 
 def uniform(lo: float, hi: float, static: bool | None = None) -> Uniform:
     """A float from `lo` to `hi`, every value equally likely.
@@ -293,12 +296,15 @@ def dimension(name: str, dim: Any) -> Dimension:
     if not isinstance(dim, Dimension):
         dim = Constant(check_hparam(name, dim))
     check_hparam(name, dim.typical())
-    least = {"batch_size": 1, "seed": 0}.get(name)
-    if least is not None:
-        # The lower end of an Integer stands for all of it.
-        values = (dim.lo,) if isinstance(dim, Integer) else dim.values()
-        if not values or any(type(v) is not int or v < least for v in values):
+    if name in _WHOLE:
+        least, most = _WHOLE[name]
+        # The ends of an Integer stand for all of it.
+        values = (dim.lo, dim.hi) if isinstance(dim, Integer) else dim.values()
+        ints = [value for value in values or () if type(value) is int]
+        if not values or len(ints) < len(values) or min(ints) < least:
             raise ValueError(f"{name} is {dim!r}; expected ints of at least {least}")
+        if most is not None and max(ints) > most:
+            raise ValueError(f"{name} is {dim!r}; expected ints of at most {most}")
     return dim
 
 

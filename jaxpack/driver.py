@@ -130,9 +130,9 @@ class Driver:
             if reading is not None:
                 self._submit(pool, self._read(reading))
             self._checkpoint(pool)
-            if self.done:
-                break
             self.interrupted = interrupts.received
+            if self.done and not self.interrupted:
+                break
             if self._reached(target):
                 self.stopped = "target"
             elif max_seconds is not None and self._elapsed() > max_seconds:
@@ -347,10 +347,7 @@ class Driver:
         return Snapshot(
             stats=stats,
             total_lane_steps=stats.lane_steps + round(steps_ahead),
-            rungs=tuple(
-                RungCount(r.bracket, r.rung, r.resource, r.num_trials, r.num_done)
-                for r in rungs
-            ),
+            rungs=tuple(map(RungCount.of, rungs)),
             unit=self.scheduler.unit,
             metric=self.ledger.metric,
             best=None if best is None else best.score,

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxpack import executables
+from jaxpack import checks, executables
 from jaxpack.fixed import Fixed, as_space
 from jaxpack.forecast import Work
 from jaxpack.groups import kinds_of_space
-from jaxpack.ledger import check_seed
-from jaxpack.planner import plan
+from jaxpack.planner import check, plan
 from jaxpack.plans import Plan
 from jaxpack.schedulers import Hyperband, Scheduler
 from jaxpack.space import Space
-from jaxpack.task import Task
-from jaxpack.train import in_steps, steps_per_epoch
+from jaxpack.task import Task, check_batch_size
+from jaxpack.train import hparams_of, in_steps, steps_per_epoch
 from jaxpack.types import Trial, TrialResult
+
+MOST_TRIALS = 10**6
+"""Of a sweep, all of which are drawn before it starts."""
 
 
 @executables.disk_cache()
@@ -64,7 +66,8 @@ def explain(
     """
     scheduler = Hyperband(27) if scheduler is None else scheduler
     space = check_arguments(task, space, scheduler)
-    trials = draw(space, scheduler.num_trials, check_seed(seed))
+    check(engine, max_lanes, workers)
+    trials = draw(space, scheduler.num_trials, checks.seed(seed))
     return plan_sweep(task, space, scheduler, trials, engine, max_lanes, workers)
 
 
@@ -78,6 +81,11 @@ def draw(
 
     Fewer than `count` where the space has no more.
     """
+    if count > MOST_TRIALS:
+        raise ValueError(
+            f"scheduler takes {count} trials, more than the {MOST_TRIALS} that can be "
+            "kept; give it a larger min_resource, or a smaller max_resource"
+        )
     if isinstance(space, Fixed) and count != space.size:
         more = "could not all be tried" if count < space.size else "would be too few"
         raise ValueError(
@@ -85,10 +93,7 @@ def draw(
             f"{more}; give a list of {count}, or another scheduler, such as "
             f"jaxpack.RandomSearch({space.size}, ...)"
         )
-    first = [
-        space.check(given.hparams if isinstance(given, TrialResult) else given)
-        for given in enqueue
-    ]
+    first = [space.check(hparams) for hparams in hparams_of("enqueue", enqueue)]
     if len(first) > count:
         raise ValueError(
             f"enqueue has {len(first)} trials, more than the {count} of the scheduler"
@@ -137,7 +142,8 @@ def check_arguments(task: Any, space: Any, scheduler: Any) -> Space:
     """Returns the space, made from a list of trials if it is one.
 
     Raises:
-      ValueError: If an argument is not of the kind it should be.
+      ValueError: If an argument is not of the kind it should be, or the space has a
+        batch size that the data have not.
     """
     space = as_space(space)
     made_by = {
@@ -148,4 +154,10 @@ def check_arguments(task: Any, space: Any, scheduler: Any) -> Space:
     for name, (value, kind, maker) in made_by.items():
         if not isinstance(value, kind):
             raise ValueError(f"{name} is {value!r}; make one with {maker}")
+    for dims in (space.dims, *(condition.dims for condition in space.conditions)):
+        if "batch_size" in dims:
+            sizes = dims["batch_size"].values()
+            # Of a range the last, as there may be very many.
+            largest = sizes[-1] if isinstance(sizes, range) else max(sizes)
+            check_batch_size(largest, task.dataset.num_train)
     return space

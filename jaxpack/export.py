@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpack import checks
 from jaxpack.predict import check_weights
 from jaxpack.task import Task
 from jaxpack.types import PyTree, TrialResult
@@ -51,7 +52,7 @@ def export(task: Task, trial: TrialResult, path: str | os.PathLike) -> Path:
     if not isinstance(task, Task):
         raise ValueError(f"task is {task!r}; make one with jaxpack.Task")
     check_weights(trial)
-    path = Path(path)
+    path = checks.path("path", path)
     if path.exists() and not path.is_dir():
         raise ValueError(f"path is {str(path)!r}, which is a file; name a directory")
     variables = flat({"params": trial.params, **(trial.model_state or {})})

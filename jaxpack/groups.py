@@ -33,12 +33,16 @@ class Architecture(NamedTuple):
 
 @dataclasses.dataclass
 class Group:
-    """The trials of one program, and the steps they may be expected to train."""
+    """The trials of one program, and the steps they may be expected to train.
+
+    `apart` has the fingerprints of the programs that they would have had apart.
+    """
 
     detection: Detection
     architecture: Architecture
     trials: list[Trial] = dataclasses.field(default_factory=list)
     steps: float = 0.0
+    apart: tuple[str, ...] = ()
 
     @property
     def num_params(self) -> int:
@@ -64,6 +68,15 @@ def kinds_of_space(space: Space, trials: Sequence[Trial]) -> list[dict[str, Kind
     return [
         {name: _kind_of_dim(dim) for name, dim in space.dims_of(trial.hparams).items()}
         for trial in trials
+    ]
+
+
+def kinds_of_dims(
+    dims: Mapping[str, Dimension], trials: Sequence[Trial]
+) -> list[dict[str, Kind]]:
+    """The same by the dimensions alone, for trials of a space that is not at hand."""
+    return [
+        {name: _kind_of_dim(dims[name]) for name in trial.hparams} for trial in trials
     ]
 
 
@@ -203,4 +216,5 @@ def merged(
     fits = found.program.padded and not found.program.mixes_examples
     if not fits or not all(map(found.covers, values)):
         return None
-    return dataclasses.replace(one, detection=found)
+    apart = tuple(group.detection.program.fingerprint for group in groups)
+    return dataclasses.replace(one, detection=found, apart=apart)

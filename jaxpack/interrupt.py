@@ -10,6 +10,22 @@ from typing import Any
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+class Interrupted(KeyboardInterrupt):
+    """Raised by what a signal has ended in good order; its text says how to go on.
+
+    Args:
+      received: The signal's name.
+      text: What has been kept, and how to go on.
+
+    Attributes:
+      received: The signal.
+    """
+
+    def __init__(self, received: str, text: str):
+        super().__init__(f"ended by {received}; {text}")
+        self.received = signal.Signals[received]
+
+
 class Interrupts:
     """Notes the first signal, and lets the second raise; a context manager.
 

@@ -6,6 +6,7 @@ not finite, which JSON has no word for, are None; what they are stands beside th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -76,6 +77,7 @@ class Journal:
         try:
             content = path.read_bytes()
             self.records, self._size = _parse(content, str(path))
+            sync(path.parent)
             if self._size < len(content):
                 os.ftruncate(self._file, self._size)
         except BaseException:
@@ -140,6 +142,19 @@ def _parse(content: bytes, name: str) -> tuple[list[dict[str, Any]], int]:
     if unfinished:
         _log.warning("the last line of %r is cut off, and dropped", name)
     return records, size
+
+
+def sync(directory: Path) -> None:
+    """Waits until the names in a directory are on disk, as its files may be.
+
+    Where directories cannot be opened or synchronised, they need not be.
+    """
+    with contextlib.suppress(OSError):
+        file = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
 
 
 def plain(value: Any) -> Any:

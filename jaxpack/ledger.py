@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
+from jaxpack import checks
 from jaxpack.metrics import infer_mode
 from jaxpack.pack import Reading
+from jaxpack.schedulers.brackets import MODES
 from jaxpack.task import Task
 from jaxpack.types import FAILED, HParams, LaneState, Trial, TrialResult
 
@@ -209,10 +209,7 @@ def choose_metric(
       ValueError: If the task has no such metric, or the mode cannot be told.
     """
     metric = task.default_metric if metric is None else metric
-    if metric not in task.metric_names:
-        raise ValueError(
-            f"metric is {metric!r}; the task has {', '.join(task.metric_names)}"
-        )
+    checks.word("metric", metric, task.metric_names)
     mode = infer_mode(metric) if mode is None else mode
     if mode is None and not ranked:
         mode = "max"
@@ -221,27 +218,9 @@ def choose_metric(
             f"whether low or high values of {metric!r} are good cannot be told from "
             'its name: give mode="min" or mode="max"'
         )
-    if mode not in ("min", "max"):
-        raise ValueError(f"mode is {mode!r}; it must be 'min' or 'max'")
-    return metric, mode
-
-
-def check_seed(seed: Any) -> int:
-    """Returns a valid seed or says what is wrong with it.
-
-    Examples:
-      >>> check_seed(-1)
-      Traceback (most recent call last):
-      ValueError: seed is -1; it must be a whole number from 0 to 2**32 - 1
-    """
-    whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
-    if not whole or not 0 <= seed < 2**32:
-        raise ValueError(
-            f"seed is {seed!r}; it must be a whole number from 0 to 2**32 - 1"
-        )
-    return int(seed)
+    return metric, checks.word("mode", mode, MODES)
 
 
 def trial_seed(hparams: HParams, trial_id: int) -> int:
     """What a trial's random key comes from besides the sweep's seed."""
-    return check_seed(hparams["seed"]) if "seed" in hparams else trial_id
+    return checks.seed(hparams["seed"]) if "seed" in hparams else trial_id

@@ -12,13 +12,14 @@ from typing import Any
 from jaxpack import report, weights
 from jaxpack.records import dims_from, read_asked, read_journal
 from jaxpack.schedulers import Brackets
+from jaxpack.schedulers.brackets import Rung
 from jaxpack.sweep import SweepResult
 from jaxpack.types import FAILED, PAUSED, RUNNING, HParams, TrialResult
 from jaxpack.worker import Stats
 
 # What a journal line says besides the row of its trial's history.
 _BESIDES = ("trial_id", "score", "seconds", "reason", "first_bad_step", "hparams")
-_BESIDES += ("time", "crc", "not_finite")
+_BESIDES += ("time",)
 _PLACE = ("bracket", "rung", "epochs", "steps")
 
 
@@ -37,8 +38,8 @@ def load(directory: str | os.PathLike) -> SweepResult:
     Raises:
       ValueError: If there is no sweep in the directory, or its files are damaged.
     """
-    path = Path(directory)
-    asked, lines = read_asked(path), read_journal(path)
+    asked, path = read_asked(directory), Path(directory)
+    lines = read_journal(path)
     outcome = asked.get("outcome")
     ended = isinstance(outcome, dict)
     metric, mode = asked["metric"], asked["mode"]
@@ -59,7 +60,20 @@ def load(directory: str | os.PathLike) -> SweepResult:
         directory=path,
         dims=dims_from(asked.get("dims", {})),
         ended=ended,
+        max_resource=max(r for bracket in asked["brackets"] for _, r in bracket),
     )
+
+
+def rungs(directory: str | os.PathLike) -> list[Rung]:
+    """How far every rung of every bracket of a sweep is, after its journal.
+
+    Raises:
+      ValueError: If there is no sweep in the directory, or its files are damaged.
+    """
+    asked, lines = read_asked(directory), read_journal(directory)
+    numbers = [line["trial_id"] for line in lines]
+    count = max(len(asked.get("trials", ())), *(n + 1 for n in numbers), 1)
+    return _replay(asked, lines, count).rungs()
 
 
 def _incumbents(

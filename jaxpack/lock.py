@@ -36,9 +36,8 @@ class Lock:
 
     def __init__(self, directory: Path):
         self.path = directory / FILE
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        self._file, free = _open(self.path)
         try:
-            free = _try_lock(self._file)
             owner = _read(self._file)
             self._check(free, owner)
             if owner:
@@ -53,6 +52,9 @@ class Lock:
         if self._file >= 0:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, 0)
+            if fcntl is not None:  # A process forked from this one has it open, too.
+                with contextlib.suppress(OSError):
+                    fcntl.flock(self._file, fcntl.LOCK_UN)
             os.close(self._file)
             self._file = -1
 
@@ -79,8 +81,50 @@ class Lock:
     def _of(self, owner: dict[str, Any]) -> tuple[str, str]:
         who = "another process"
         if owner:
-            who = f"process {owner.get('pid')} on {owner.get('host')}"
+            who = _name(owner)
         return repr(str(self.path.parent)), who
+
+
+def _open(path: Path) -> tuple[int, bool | None]:
+    """Opens the lock file, and says whether it was free, as `_try_lock` does.
+
+    Whoever held it may have deleted it or moved it away after it was opened here;
+    then another may hold the one that has its name now.
+    """
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            free = _try_lock(file)
+            if free is False or os.path.samestat(os.fstat(file), os.stat(path)):
+                return file, free
+        except FileNotFoundError:
+            pass
+        os.close(file)
+
+
+def holder(directory: Path) -> str | None:
+    """Who writes to a directory, as far as can be told from here; None if nobody.
+
+    On another host, its process may have died since.
+    """
+    try:
+        file = os.open(directory / FILE, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        owner, number = _read(file), os.fstat(file).st_ino
+    finally:
+        os.close(file)
+    # A copy of the directory has a file of its own, which nobody holds.
+    if not owner or owner.get("file") != number:
+        return None
+    if owner.get("host") == socket.gethostname() and not _running(owner):
+        return None
+    return _name(owner)
+
+
+def _name(owner: dict[str, Any]) -> str:
+    return f"process {owner.get('pid')} on {owner.get('host')}"
 
 
 def _try_lock(file: int) -> bool | None:

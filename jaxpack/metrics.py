@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpack import checks
+
 _LOW = ("loss", "error", "error_rate", "mse", "rmse", "mae", "nll")
 _LOW += ("perplexity", "cross_entropy")
 _HIGH = ("accuracy", "acc", "f1", "auc", "precision", "recall", "iou", "r2", "bleu")
@@ -40,15 +42,14 @@ def top_k_accuracy(k: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
     float32. Of equal outputs those of the lower classes come first.
 
     Raises:
-      ValueError: If `k` is not above 0; in the metric, if the shapes do not fit or
-        there are fewer than `k` classes.
+      ValueError: If `k` is no whole number from 1; in the metric, if the shapes do
+        not fit or there are fewer than `k` classes.
 
     Examples:
       >>> print(top_k_accuracy(2)(jnp.array([[0.2, 0.5, 0.3]]), jnp.array([2])))
       [1.]
     """
-    if k < 1:
-        raise ValueError(f"k is {k}; it must be above 0")
+    checks.whole("k", k)
 
     def metric(outputs: jax.Array, labels: jax.Array) -> jax.Array:
         if outputs.shape[:-1] != labels.shape or outputs.shape[-1] < k:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import difflib
 import functools
 import inspect
@@ -124,6 +125,28 @@ def _call_selected(
     return select(index, [call(place) for place in range(len(functions))])
 
 
+_any_rate = contextvars.ContextVar("any_rate", default=False)
+
+
+@contextlib.contextmanager
+def any_rate() -> Generator[None]:
+    """Makes stock dropout compute in one way whatever its rate, while it lasts.
+
+    A rate that is a number is dropped with as a traced one is, 0 and 1 included, so
+    that computations can be compared equation by equation.
+    """
+    token = _any_rate.set(True)
+    try:
+        yield
+    finally:
+        _any_rate.reset(token)
+
+
+def takes(rate: Any) -> bool:
+    """Whether dropout at `rate` is computed by `drop` rather than the stock layer."""
+    return isinstance(rate, jax.Array) or _any_rate.get()
+
+
 @contextlib.contextmanager
 def intercept(mask: jax.Array | None = None) -> Generator[None]:
     """Makes stock linen layers take traced rates and padded batches, while it lasts.
@@ -148,7 +171,7 @@ def intercept(mask: jax.Array | None = None) -> Generator[None]:
         if context.method_name == "__call__":
             method = type(context.module).__call__
             if method is linen.Dropout.__call__:
-                if isinstance(context.module.rate, jax.Array):
+                if takes(context.module.rate):
                     return _dropout(context.module, *args, **kwargs)
             elif method is linen.BatchNorm.__call__ and mask is not None:
                 kwargs = _masked(mask, context.module, args, kwargs)

@@ -162,7 +162,7 @@ class _Dropout(nnx.Dropout):
     ) -> jax.Array:
         """Applies dropout."""
         asked = self.deterministic if deterministic is None else deterministic
-        if asked is None or not isinstance(self.rate, jax.Array):
+        if asked is None or not nn.takes(self.rate):
             return super().__call__(inputs, deterministic=deterministic, rngs=rngs)
         if asked:
             return inputs

@@ -32,13 +32,19 @@ def switch(
       The transformation, which gives each lane the updates of its own.
 
     Raises:
-      ValueError: If `value` or one of its options has no branch.
+      ValueError: If `value` or one of its options has no branch, or a branch is no
+        transformation.
 
     Examples:
       >>> tx = switch("sgd", {"sgd": optax.sgd(0.1), "adam": optax.adam(0.1)})
       >>> tx.update({"w": 1.0}, tx.init({"w": 0.0}))[0]
       {'w': -0.1}
     """
+    for name, branch in branches.items():
+        if not isinstance(branch, optax.GradientTransformation):
+            raise ValueError(
+                f"the branch {name!r} is {branch!r}; it must be an optax transformation"
+            )
     if not isinstance(value, TracedChoice):
         return pick(value, branches)
     options = [

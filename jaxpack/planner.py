@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxpack import checks
 from jaxpack.combine import MOST_FUSED, filled, partition
 from jaxpack.data import Dataset
 from jaxpack.detect import Finding, Kind
@@ -42,6 +43,8 @@ from jaxpack.widths import (
 
 TINY = 10_000
 """Parameters below which a pack beats single trials on a CPU core."""
+MOST_WORKERS = 1024
+"""Threads that nobody can mean to have more of."""
 FLOPS = 5e10
 """What a worker may be expected to compute a second."""
 PROGRAMS = 2
@@ -84,7 +87,7 @@ def plan(
       Exception: Whatever the task's own functions raise for every trial alike that
         has certain hparams.
     """
-    _check(engine, max_lanes, workers)
+    check(engine, max_lanes, workers)
     expected_steps = work.steps if work else [0.0] * len(trials)
     groups, failed = group_trials(task, trials, kinds, total_steps, expected_steps)
     devices = worker_devices(workers)
@@ -134,18 +137,18 @@ def _num_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _check(engine: str, max_lanes: int | None, workers: int | None) -> None:
-    engines = ("auto", *ENGINES)
-    if engine not in engines:
-        raise ValueError(f"engine is {engine!r}; it must be one of {engines}")
-    for name, value in (("max_lanes", max_lanes), ("workers", workers)):
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} is {value!r}; it must be a whole number >= 1")
+def check(engine: str, max_lanes: int | None, workers: int | None) -> None:
+    """Raises ValueError unless the arguments of `plan` with these names are valid."""
+    checks.word("engine", engine, ("auto", *ENGINES))
+    if max_lanes is not None:
+        checks.whole("max_lanes", max_lanes)
+    if workers is not None:
+        checks.whole("workers", workers, below=MOST_WORKERS + 1)
 
 
-class _Choice(NamedTuple):
+class Choice(NamedTuple):
+    """An engine, why it was chosen, and what was measured of which candidates."""
+
     engine: str
     reason: str
     measured: tuple[tuple[str, float], ...] = ()
@@ -166,19 +169,19 @@ def _padded(
     against the compilations and the half-empty packs of programs of their own.
     """
 
-    def usual(group: Group) -> _Choice:
+    def choice(group: Group) -> Choice:
         if engine == "packed":
-            return _Choice("packed", "")
-        return _usual(widths.devices[0].platform, group.num_params)
+            return Choice("packed", "")
+        return usual(widths.devices[0].platform, group.num_params)
 
     def cost(groups: Sequence[Group]) -> float:
-        layout = widths.of(groups, [usual(group) for group in groups])
+        layout = widths.of(groups, [choice(group) for group in groups])
         programs = PROGRAMS * len(groups) / len(widths.devices)
         return layout.forecast.seconds + COMPILE_SECONDS * programs
 
     alike: dict[Any, list[Group]] = {}
     for group in groups:
-        if usual(group).engine == "packed" and may_be_padded(group):
+        if choice(group).engine == "packed" and may_be_padded(group):
             alike.setdefault(but_for_batch_size(group), []).append(group)
     sets = [members for members in alike.values() if len(members) > 1]
     unknown = padding is None and widths.work is None
@@ -192,7 +195,7 @@ def _padded(
     return exchanged(groups, [(m, one) for m, one in found if one is not None])
 
 
-def _pack(group: Group, choice: _Choice, lanes: int, need: Need) -> PlannedPack:
+def _pack(group: Group, choice: Choice, lanes: int, need: Need) -> PlannedPack:
     detection = group.detection
     return PlannedPack(
         spec=PackSpec(detection.program, choice.engine, lanes, detection.state),
@@ -204,6 +207,7 @@ def _pack(group: Group, choice: _Choice, lanes: int, need: Need) -> PlannedPack:
         measured=choice.measured,
         memory_bytes=need.of(lanes),
         memory_compiled=need.compiled,
+        apart=group.apart,
     )
 
 
@@ -222,7 +226,7 @@ class _Widths:
     def pace(self) -> Pace:
         return pace_of(self.devices[0].platform)
 
-    def of(self, groups: Sequence[Group], choices: Sequence[_Choice]) -> Layout:
+    def of(self, groups: Sequence[Group], choices: Sequence[Choice]) -> Layout:
         """The widths of groups of trials, and their tails."""
         workers, most = len(self.devices), self.max_lanes or self.pace.lanes
         loads = []
@@ -249,7 +253,7 @@ def _narrowed(spec: PackSpec, tail: Tail) -> PackSpec:
 
 def _choose(
     task: Task, groups: Sequence[Group], engine: str, widths: _Widths
-) -> list[_Choice]:
+) -> list[Choice]:
     """An engine for each group: the one asked for, the usual one, or the fastest.
 
     Groups of one family share a choice. It is measured, on the group with the most
@@ -260,9 +264,9 @@ def _choose(
             "fused, as asked for: trials side by side in one program, which takes as "
             "long to compile as all of theirs"
         )
-        return [_Choice("solo", reason)] * len(groups)
+        return [Choice("solo", reason)] * len(groups)
     if engine != "auto":
-        return [_Choice(engine, "as asked for")] * len(groups)
+        return [Choice(engine, "as asked for")] * len(groups)
     families: dict[Any, list[Group]] = {}
     for group in groups:
         if not group.detection.program.padded:
@@ -272,31 +276,32 @@ def _choose(
         for family, members in families.items()
     }
     platform = widths.devices[0].platform
-    choices = {f: _usual(platform, group.num_params) for f, group in largest.items()}
+    choices = {f: usual(platform, group.num_params) for f, group in largest.items()}
     for family, members in families.items():
         work = sum(group.detection.flops * group.steps for group in members)
         if work / FLOPS / len(widths.devices) > WORTH_MEASURING:
             choices[family] = _fastest(task, groups, choices, largest[family], widths)
-    shared = _Choice("packed", "packed: batches of unlike sizes share a program")
+    shared = Choice("packed", "packed: batches of unlike sizes share a program")
     return [choices.get(group.family, shared) for group in groups]
 
 
-def _usual(platform: str, num_params: int) -> _Choice:
+def usual(platform: str, num_params: int) -> Choice:
+    """The engine for models of a size, where nothing is measured."""
     if platform != "cpu":
-        return _Choice("packed", f"packed: one trial does not fill a {platform}")
+        return Choice("packed", f"packed: one trial does not fill a {platform}")
     if num_params < TINY:
         reason = f"packed: under {TINY:,} params a pack beats single trials on a CPU"
-        return _Choice("packed", reason)
-    return _Choice("solo", "solo: on a CPU one trial fills a core")
+        return Choice("packed", reason)
+    return Choice("solo", "solo: on a CPU one trial fills a core")
 
 
 def _fastest(
     task: Task,
     groups: Sequence[Group],
-    choices: Mapping[Any, _Choice],
+    choices: Mapping[Any, Choice],
     group: Group,
     widths: _Widths,
-) -> _Choice:
+) -> Choice:
     """The engine that trains a family the soonest by what its steps measure.
 
     The usual one unless it loses by a tenth. A pack that cannot be kept full is slower
@@ -304,13 +309,13 @@ def _fastest(
     """
     detection, devices = group.detection, widths.devices
 
-    def layout(choice: _Choice) -> Layout:
+    def layout(choice: Choice) -> Layout:
         mine = {**choices, group.family: choice}
-        packed = _Choice("packed", "")  # What is padded stays so.
+        packed = Choice("packed", "")  # What is padded stays so.
         return widths.of(groups, [mine.get(each.family, packed) for each in groups])
 
     place = next(i for i, each in enumerate(groups) if each is group)
-    packed = layout(_Choice("packed", "")).lanes[place]
+    packed = layout(Choice("packed", "")).lanes[place]
     if packed < 2:
         return choices[group.family]
     candidates = [
@@ -324,18 +329,21 @@ def _fastest(
         step = time * spec.num_lanes * len(devices)
         load = load.measured(spec.engine, spec.num_lanes, step, widths.pace)
     for engine in ("packed", "solo"):
-        of_engine = layout(_Choice(engine, "", (), load.slower))
+        of_engine = layout(Choice(engine, "", (), load.slower))
         found[engine] = of_engine.forecast.seconds
-    best, usual = min(found, key=lambda name: found[name]), choices[group.family].engine
-    if found[best] > 0.9 * found[usual]:
-        best = usual
+    best, before = (
+        min(found, key=lambda name: found[name]),
+        choices[group.family].engine,
+    )
+    if found[best] > 0.9 * found[before]:
+        best = before
     figures = tuple(
         (f"{spec.engine} x {spec.num_lanes}", round(time * 1e6, 2))
         for (spec,), time in seconds.items()
     )
     shown = ", ".join(f"{name} {us:.4g} us" for name, us in figures)
     reason = f"{best}, by measurement; a lane-step, with all lanes full: {shown}"
-    return _Choice(best, reason, figures, load.slower)
+    return Choice(best, reason, figures, load.slower)
 
 
 def _fused_as_asked(

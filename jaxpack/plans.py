@@ -29,6 +29,8 @@ class PlannedPack:
         has a program of its own.
       memory_bytes: What its program takes on each worker, the data included: a bound.
       memory_compiled: Whether it is no bound, but what compiled programs say.
+      apart: Fingerprints of the programs that trials of each batch size would have
+        had, where they share this one.
       tail: A number of steps, and the narrower pack of trials that are to have had as
         many in all, or more; None where all train in one pack.
     """
@@ -44,6 +46,7 @@ class PlannedPack:
     tail: tuple[int, PackSpec] | None = None
     memory_bytes: int = 0
     memory_compiled: bool = False
+    apart: tuple[str, ...] = ()
 
     @property
     def engine(self) -> str:

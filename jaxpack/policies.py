@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxpack import checks
 from jaxpack.dimensions import Dimension, Integer, Uniform
 from jaxpack.space import Space
 
@@ -141,9 +142,7 @@ def named(name: str, space: Space, seed: int) -> Policy:
         "equal_batch": equal_batch,
         "nearest": nearest(space),
     }
-    if name not in policies:
-        raise ValueError(f"policy is {name!r}; it must be one of {', '.join(NAMES)}")
-    return policies[name]
+    return policies[checks.word("policy", name, NAMES)]
 
 
 def packs(policy: Policy, ready: Sequence[Candidate], size: int) -> list[list[int]]:
@@ -166,8 +165,7 @@ def packs(policy: Policy, ready: Sequence[Candidate], size: int) -> list[list[in
       >>> packs(equal_batch, ready, 2)
       [[0, 3], [1, 2], [4]]
     """
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ValueError(f"size is {size!r}; it must be a whole number >= 1")
+    checks.whole("size", size)
     left = list(range(len(ready)))
     made = []
     while left:

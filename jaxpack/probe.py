@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpack import jaxprs, step, trees
+from jaxpack import jaxprs, nn, step, trees
 from jaxpack.step import LaneHParam
 from jaxpack.task import (
     Functions,
@@ -163,6 +163,18 @@ class Probe:
         )
         return Trace(lanes, init_jaxpr, step_jaxpr, evaluation_jaxpr, state)
 
+    def plain(self, choices: Sequence[LaneHParam] = ()) -> Trace:
+        """Traces all three with Python values, to compare with what is traced.
+
+        Stock dropout has the form it has at a traced rate. Otherwise every model with
+        a rate of 0 would differ, and its step would have to be compiled and run.
+
+        Args:
+          choices: Choices between strings, which stay arguments.
+        """
+        with nn.any_rate():
+            return self.trace(choices)
+
     def batch_avals(self, size: int) -> tuple[PyTree, PyTree]:
         """Shapes and dtypes of a batch."""
         return jax.tree.map(
@@ -210,7 +222,7 @@ def agree(
     but a switch look at it, so it cannot lead the user's code astray.
     """
     choices = tuple(lane for lane in lanes if lane.options)
-    other = probe.trace(choices) if choices else python
+    other = probe.plain(choices) if choices else python
     values = step.lane_values(tuple(lanes), probe.values)
     known = {
         i: values[name]

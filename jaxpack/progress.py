@@ -22,6 +22,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from jaxpack.schedulers.brackets import Rung
 from jaxpack.worker import Stats
 
 SPEED_SECONDS = 10.0
@@ -48,6 +49,11 @@ class RungCount(NamedTuple):
     resource: int
     num_trials: int
     num_done: int
+
+    @classmethod
+    def of(cls, rung: Rung) -> RungCount:
+        """That of a scheduler's rung."""
+        return cls(*(getattr(rung, name) for name in cls._fields))
 
 
 class Snapshot(NamedTuple):
@@ -200,6 +206,8 @@ class _Lines:
                 logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
             )
             self._logger.addHandler(self._handler)
+            # A package that sets up logging meanwhile would say each line again.
+            self._logger.propagate = False
             if self._level == logging.NOTSET:
                 self._logger.setLevel(logging.INFO)
 
@@ -220,6 +228,7 @@ class _Lines:
     def close(self) -> None:
         if self._handler is not None:
             self._logger.removeHandler(self._handler)
+            self._logger.propagate = True
             self._logger.setLevel(self._level)
 
     def _line(self, now: float, text: str) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxpack import checks, journal, store
 from jaxpack.dimensions import (
     Choice,
     Constant,
@@ -20,6 +20,9 @@ from jaxpack.dimensions import (
 )
 from jaxpack.store import ASKED, JOURNAL
 
+_NEEDED = ("metric", "mode", "seed", "brackets")
+"""What every `sweep.json` says."""
+
 _KINDS = {kind.kind: kind for kind in (Uniform, LogUniform, Integer, Choice, Constant)}
 
 
@@ -27,20 +30,19 @@ def read_asked(directory: str | os.PathLike) -> dict[str, Any]:
     """What `sweep.json` says: what was asked and, once it has ended, the outcome.
 
     Raises:
-      ValueError: If there is no such file, or it is no JSON object.
+      ValueError: If there is no such file, or it is damaged, or not all of one.
     """
-    path = Path(directory) / ASKED
-    if not path.is_file():
+    asked = store.read_asked(checks.path("directory", directory))
+    if not asked:
         raise ValueError(
             f"directory is {str(directory)!r}, which holds no {ASKED}; expected the "
             "directory that a sweep was given"
         )
-    try:
-        asked = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
-    if not isinstance(asked, dict):
-        raise ValueError(f"{path} holds no JSON object")
+    if missing := [name for name in _NEEDED if name not in asked]:
+        raise ValueError(
+            f"{str(Path(directory) / ASKED)!r} lacks {', '.join(missing)}; restore the "
+            "file"
+        )
     return asked
 
 
@@ -50,31 +52,10 @@ def read_journal(directory: str | os.PathLike) -> list[dict[str, Any]]:
     A last line that has not been written to its end is left out.
 
     Raises:
-      ValueError: If another line is no JSON object; it names the line.
+      ValueError: If another line is damaged; it names the line.
     """
     path = Path(directory) / JOURNAL
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    lines = text.split("\n")
-    readings: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError:
-            if number == len(lines):  # No newline yet: it is being written.
-                break
-            raise ValueError(
-                f"{path}, line {number}: not JSON: {line[:60]!r}"
-            ) from None
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}, line {number}: {line[:60]!r} is no JSON object")
-        for name, text in row.get("not_finite", {}).items():
-            row[name] = float(text)  # JSON has no word for it.
-        if "trial_id" in row:
-            key = (row["trial_id"], row.get("rung"), row.get("steps"))
-            readings.setdefault(key, row)
-    return list(readings.values())
+    return journal.read(path) if path.is_file() else []
 
 
 def dim_rows(dims: Mapping[str, Dimension]) -> dict[str, dict[str, Any]]:

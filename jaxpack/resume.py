@@ -132,6 +132,7 @@ def plan_rows(plan: Plan) -> list[dict[str, Any]]:
         {
             **pack.row(),
             "program": pack.spec.program.fingerprint,
+            "apart": list(pack.apart),
             "pack": [pack.spec.engine, pack.spec.num_lanes],
             "fused": [spec.program.fingerprint for spec in pack.fused],
         }
@@ -165,11 +166,16 @@ def obey(plan: Plan, asked: Mapping[str, Any]) -> Plan:
         elif set(pack.fused) - {pack.spec}:  # Others may be fused otherwise.
             pack = dataclasses.replace(pack, fused=())
         packs.append(pack)
-    then = {"device": asked.get("device"), **asked.get("versions", {})}
-    now = {"device": plan.workers[0].device_kind, **versions()}
-    for change in _differences(then, now):
+    for change in changes(asked, plan):
         _log.warning("since the sweep began, %s: scores may differ a little", change)
     return dataclasses.replace(plan, packs=tuple(packs))
+
+
+def changes(asked: Mapping[str, Any], plan: Plan) -> list[str]:
+    """What has changed since a sweep began that scores may depend on."""
+    then = {"device": asked.get("device"), **asked.get("versions", {})}
+    now = {"device": plan.workers[0].device_kind, **versions()}
+    return list(_differences(then, now))
 
 
 def engine_on_record(asked: Mapping[str, Any], engine: str) -> str:

@@ -203,6 +203,10 @@ class Space:
           >>> Space(dropout=uniform(0, 0.5)).check({"dropout": 0})
           HParams({'dropout': 0.0})
         """
+        if not isinstance(hparams, Mapping):
+            raise ValueError(
+                f"hparams is {hparams!r}; expected a mapping of names to values"
+            )
         names = dict.fromkeys(name for group in self._groups for name in group.dims)
         for name in hparams:
             if name not in names:
@@ -428,7 +432,7 @@ def _options(name: str, values: Any) -> tuple[Scalar, ...]:
 
 def _near(name: str, names: Iterable[str]) -> str:
     names = list(names)
-    near = difflib.get_close_matches(name, names, 1)
+    near = difflib.get_close_matches(f"{name}", names, 1)
     return (
         f"; expected {near[0]!r}" if near else f"; expected one of {', '.join(names)}"
     )

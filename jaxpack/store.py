@@ -7,8 +7,9 @@
 | `checkpoints/` | the newest state of every trial that may train on |
 | `best/` | the weights of the best trials |
 | `lock` | who writes to the directory |
+| `module.json` | where the command line took the task from |
 
-Nothing in it names another place, so that it may be moved.
+Nothing else in it names another place, so that it may be moved.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ import contextlib
 import json
 import logging
 import os
+import threading
 import time
+import uuid
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxpack import checkpoints
 from jaxpack.checkpoints import Background, Checkpoints
-from jaxpack.journal import Journal, plain
+from jaxpack.journal import Journal, plain, sync
 from jaxpack.lock import Lock
 from jaxpack.types import LaneState
 
@@ -76,11 +79,11 @@ class Store:
         self._writer = Background()
         self._lock = self._enter()
         try:
-            if overwrite and (self.directory / ASKED).exists():
+            if overwrite and _held(self.directory):
                 _move_aside(self.directory)  # With its lock, so that nobody enters.
                 self._lock.release()
                 self._lock = self._enter()
-            self.asked = _read_asked(self.directory)
+            self.asked = read_asked(self.directory)
             if self.asked:
                 self._open_journal()
         except BaseException:
@@ -110,9 +113,14 @@ class Store:
         both = self._states, self._best
         return Usage(*(sum(getattr(x, f) for x in both) for f in Usage._fields))
 
+    @property
+    def _id(self) -> str:
+        """What tells the sweep from others; old ones have nothing."""
+        return self.asked.get("id", "")
+
     def write(self, **asked: Any) -> None:
         """Puts things into `sweep.json`; None takes them out."""
-        merged = {**self.asked, **asked}
+        merged = {**(self.asked or {"id": uuid.uuid4().hex}), **asked}
         self.asked = {key: value for key, value in merged.items() if value is not None}
         with self._explained():
             _write_json(self.directory / ASKED, self.asked)
@@ -145,7 +153,7 @@ class Store:
 
     def load(self, expected: Mapping[int, LaneState]) -> dict[int, LaneState]:
         """The newest states on disk, of the trials in `expected` (their avals)."""
-        found, wrong = checkpoints.unstack(self._states.load(), expected)
+        found, wrong = checkpoints.unstack(self._states.load(), expected, self._id)
         for trial_id, reason in wrong.items():
             _log.warning(
                 "the checkpoint of trial %d is of no use: %s; the trial starts again",
@@ -156,7 +164,7 @@ class Store:
 
     def load_best(self, expected: Mapping[int, LaneState]) -> dict[int, LaneState]:
         """The best trials' states on disk, of the trials in `expected`."""
-        found, wrong = checkpoints.unstack(self._best.load(), expected)
+        found, wrong = checkpoints.unstack(self._best.load(), expected, self._id)
         for trial_id, reason in wrong.items():
             _log.warning("the weights of trial %d are of no use: %s", trial_id, reason)
         self._best_on_disk = frozenset((i, int(s.step)) for i, s in found.items())
@@ -168,14 +176,17 @@ class Store:
             self._states.clear()
 
     def close(self, *, wait: bool = True) -> None:
-        """Lets others write to the directory.
+        """Lets others write to the directory, once nothing is written any more.
 
         Args:
-          wait: Whether a checkpoint that is being written is waited for.
+          wait: Whether to return only then, if a checkpoint is being written.
         """
-        if wait:
-            with contextlib.suppress(Exception):  # Another error is on its way.
-                self._writer.wait()
+        if not wait and self.busy:
+            # The lock is let go of once nothing is written any more.
+            threading.Thread(target=self.close, daemon=True).start()
+            return
+        with contextlib.suppress(Exception):  # Another error is on its way.
+            self._writer.wait()
         if self._journal is not None:
             self._journal.close()
         if not (self.directory / ASKED).exists():
@@ -189,10 +200,10 @@ class Store:
         try:
             # The best first: until they are on disk, the states before may be needed.
             if kept and kept != self._best_on_disk:
-                self._best.save(checkpoints.apart(best))
+                self._best.save(checkpoints.apart(best, self._id))
                 self._best_on_disk = kept
             if states:
-                self._states.save(checkpoints.stack(states))
+                self._states.save(checkpoints.stack(states, self._id))
         except Exception as error:  # Orbax may say in other words what the disk says.
             raise OSError(getattr(error, "errno", None), str(error)) from error
 
@@ -218,17 +229,18 @@ class Store:
             ) from error
 
 
-def _read_asked(directory: Path) -> dict[str, Any]:
+def read_asked(directory: Path) -> dict[str, Any]:
     """What `sweep.json` says, or nothing for a new directory.
 
     Raises:
-      ValueError: If it is damaged, or gone.
+      ValueError: If it is damaged, or gone. What is left of another sweep must not
+        be taken for this one's.
     """
-    path, journal = directory / ASKED, directory / JOURNAL
+    path = directory / ASKED
     remedy = "name another directory, or restore the file"
     if not path.exists():
-        if journal.exists() and journal.stat().st_size:
-            raise ValueError(f"{str(journal)!r} has no {ASKED} beside it; {remedy}")
+        if left := _held(directory):
+            raise ValueError(f"{str(left)!r} has no {ASKED} beside it; {remedy}")
         return {}
     try:
         asked = json.loads(path.read_text(encoding="utf-8"))
@@ -239,6 +251,12 @@ def _read_asked(directory: Path) -> dict[str, Any]:
     return asked
 
 
+def _held(directory: Path) -> Path | None:
+    """A file or folder of a sweep that is in the directory; None if there is none."""
+    names = (ASKED, JOURNAL, CHECKPOINTS, BEST)
+    return next((p for p in (directory / n for n in names) if p.exists()), None)
+
+
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Replaces a file, all or nothing."""
     temporary = path.with_suffix(".tmp")
@@ -247,6 +265,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+    sync(path.parent)
 
 
 def _move_aside(directory: Path) -> None:

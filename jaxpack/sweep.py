@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from jaxpack import executables, records, report, resume
+from jaxpack import checks, executables, records, report, resume
 from jaxpack.dimensions import Dimension
 from jaxpack.driver import Driver
 from jaxpack.explain import check_arguments, draw, horizons, plan_sweep
-from jaxpack.interrupt import Interrupts
-from jaxpack.ledger import Ledger, check_seed, choose_metric, weights
+from jaxpack.interrupt import Interrupted, Interrupts
+from jaxpack.ledger import Ledger, choose_metric, weights
+from jaxpack.planner import check
 from jaxpack.plans import Plan
 from jaxpack.policies import Policy, named, none
 from jaxpack.progress import Progress
@@ -52,6 +51,8 @@ class SweepResult:
       directory: Where the sweep was written, or None.
       dims: The dimensions of the space by name.
       ended: False if the sweep had not ended when it was read from disk.
+      max_resource: What the longest trials get, which schedules take for their end.
+      task: What was trained; None if it was read from disk.
     """
 
     trials: list[TrialResult]
@@ -67,6 +68,8 @@ class SweepResult:
     directory: Path | None = None
     dims: Mapping[str, Dimension] = dataclasses.field(default_factory=dict)
     ended: bool = True
+    max_resource: int = 0
+    task: Task | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
     def best(self) -> TrialResult:
@@ -164,12 +167,20 @@ class SweepResult:
     def __getattr__(self, name: str) -> Any:
         ours = {
             "best_params": "best_hparams (params are weights here: best.params)",
+            "best_params_": "best_hparams (params are weights here: best.params)",
             "best_config": "best_hparams",
+            "get_best_hyperparameters": "best_hparams",
             "best_value": "best_score",
+            "best_score_": "best_score",
             "best_trial": "best",
+            "best_trials": "top(k)",
             "best_result": "best",
+            "get_best_result": "best",
+            "get_best_models": "best.params, the weights, or jaxpack.predict",
             "dataframe": "to_pandas()",
             "trials_dataframe": "to_pandas()",
+            "get_dataframe": "to_pandas()",
+            "cv_results_": "to_pandas()",
         }
         hint = f"; it is {ours[name]} here" if name in ours else ""
         raise AttributeError(f"SweepResult has no attribute {name!r}{hint}")
@@ -259,8 +270,13 @@ def sweep(
     """
     space = check_arguments(task, space, scheduler)
     metric, mode = choose_metric(task, metric, mode)
-    seed = check_seed(seed)
-    _check_limits(keep, max_seconds, target, checkpoint_seconds)
+    seed = checks.seed(seed)
+    check(engine, max_lanes, workers)
+    checks.whole("keep", keep)
+    checks.flag("overwrite", overwrite)
+    checks.flag("progress", progress)
+    checks.number("checkpoint_seconds", checkpoint_seconds, above=0)
+    _check_options(max_seconds, target, on_record, directory)
     packing = None if policy is None else named(policy, space, seed)
     if packing is none:
         engine, max_lanes = "solo" if engine == "auto" else engine, 1
@@ -305,7 +321,7 @@ def sweep(
         outcome = past.get("outcome")
         if driver.done and outcome:
             stats, tested = Stats(workers=0), outcome["test_metrics"]
-            return _result(driver, seed, space, stats, tested)
+            return _result(driver, task, seed, space, stats, tested)
         if store is not None:
             asked = _asked(task, space, scheduler, metric, mode, seed, made)
             asked["trials"] = [dict(trial.hparams) for trial in trials]
@@ -334,19 +350,19 @@ def _run(
             kept = "without a directory, nothing of the sweep is kept"
             if driver.store is not None:
                 kept = f"the same call goes on from {str(driver.store.directory)!r}"
-            raise KeyboardInterrupt(f"ended by {driver.interrupted}; {kept}")
+            raise Interrupted(driver.interrupted, kept)
         test_metrics = _evaluate_winner(driver, task, pool)
         stats = pool.stats()
         stats.timeline = pool.timeline()
     if driver.store is None:
-        return _result(driver, seed, space, stats, test_metrics)
+        return _result(driver, task, seed, space, stats, test_metrics)
     if driver.done:  # Else it has been done.
         driver.save()
         driver.store.wait()
     usage = driver.store.usage
     stats.checkpoints, stats.checkpoint_bytes = usage.count, usage.size_bytes
     stats.checkpoint_seconds = usage.seconds
-    result = _result(driver, seed, space, stats, test_metrics)
+    result = _result(driver, task, seed, space, stats, test_metrics)
     best = result.incumbents[0] if result.incumbents else None
     driver.store.write(
         outcome={
@@ -374,6 +390,7 @@ def _evaluate_winner(driver: Driver, task: Task, pool: Pool) -> dict[str, float]
 
 def _result(
     driver: Driver,
+    task: Task,
     seed: int,
     space: Space,
     stats: Stats,
@@ -409,6 +426,8 @@ def _result(
         test_metrics=test_metrics,
         directory=None if driver.store is None else driver.store.directory,
         dims=space.every_dim,
+        max_resource=driver.scheduler.max_resource,
+        task=task,
     )
 
 
@@ -423,25 +442,18 @@ def _report(result: SweepResult) -> None:
         )
 
 
-def _check_limits(
-    keep: int,
-    max_seconds: float | None,
-    target: float | None,
-    checkpoint_seconds: float,
+def _check_options(
+    max_seconds: Any, target: Any, on_record: Any, directory: Any
 ) -> None:
-    numbers = {"max_seconds": max_seconds, "target": target}
-    for name, value in numbers.items():
-        if value is not None and not isinstance(value, int | float | np.number):
-            raise ValueError(f"{name} is {value!r}; it must be a number or None")
-    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-        raise ValueError(f"keep is {keep!r}; it must be a whole number >= 1")
-    if max_seconds is not None and not max_seconds > 0:
-        raise ValueError(f"max_seconds is {max_seconds!r}; it must be above 0")
-    number = isinstance(checkpoint_seconds, int | float | np.number)
-    if not number or not checkpoint_seconds > 0:
-        raise ValueError(
-            f"checkpoint_seconds is {checkpoint_seconds!r}; it must be a number above 0"
-        )
+    """Raises ValueError unless each is None or what it should be."""
+    if max_seconds is not None:
+        checks.number("max_seconds", max_seconds, above=0)
+    if target is not None:
+        checks.number("target", target)
+    if on_record is not None:
+        checks.function("on_record", on_record)
+    if directory is not None:
+        checks.path("directory", directory)
 
 
 def _asked(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpack import nn, nnx
+from jaxpack import checks, nn, nnx
 from jaxpack.data import Dataset
 from jaxpack.metrics import accuracy
 from jaxpack.types import HParams, PyTree
@@ -107,7 +107,14 @@ class Task:
         batch_size: int = 32,
         eval_batch_size: int | None = None,
     ):
-        init, apply = _from_linen(_callable("model", model))
+        if isinstance(model, linen.Module) or (
+            inspect.isclass(model) and issubclass(model, linen.Module)
+        ):
+            raise ValueError(
+                f"model is {model!r}; it must be a function of the hparams that "
+                "returns a module, such as lambda hp: MLP(hp.width)"
+            )
+        init, apply = _from_linen(checks.function("model", model))
         self._setup(
             Functions(init, apply, optimizer, loss, (), augment),
             dataset,
@@ -146,7 +153,7 @@ class Task:
           eval_batch_size: Examples evaluated at once.
         """
         task = cls.__new__(cls)
-        init, apply = _callable("init", init), _callable("apply", apply)
+        init, apply = checks.function("init", init), checks.function("apply", apply)
         task._setup(
             Functions(init, apply, optimizer, loss, (), augment),
             dataset,
@@ -203,7 +210,7 @@ class Task:
           >>> sorted(result.params["layers"])
           ['1', '4']
         """
-        init, apply = nnx.pure(_callable("model", model))
+        init, apply = nnx.pure(checks.function("model", model))
         return cls.from_functions(
             init,
             apply,
@@ -229,18 +236,25 @@ class Task:
                 f"dataset is a {type(dataset).__name__}; make one with "
                 "jaxpack.data.load or jaxpack.data.Dataset.from_arrays"
             )
-        metrics = {"accuracy": accuracy} if metrics is None else dict(metrics)
+        metrics = {"accuracy": accuracy} if metrics is None else metrics
+        if not isinstance(metrics, Mapping):
+            raise ValueError(
+                f"metrics is {metrics!r}; it must map names to functions, such as "
+                '{"accuracy": jaxpack.metrics.accuracy}'
+            )
         for name in metrics:
+            if not isinstance(name, str) or not name:
+                raise ValueError(f"metrics holds {name!r}; a metric's name is a text")
             if name in RESERVED:
                 raise ValueError(
                     f"metrics holds {name!r}, which names something else in results; "
                     "give the metric another name"
                 )
         if given.augment is not None:
-            _callable("augment", given.augment)
+            checks.function("augment", given.augment)
         self.functions = given._replace(
-            optimizer=_callable("optimizer", given.optimizer),
-            loss=_given_hparams("loss", given.loss),
+            optimizer=checks.function("optimizer", given.optimizer),
+            loss=_for_classes(_given_hparams("loss", given.loss), given.loss, dataset),
             metrics=tuple(
                 (name, _given_hparams(f"metrics[{name!r}]", metric))
                 for name, metric in metrics.items()
@@ -277,14 +291,12 @@ def check_batch_size(
       Traceback (most recent call last):
       ValueError: batch_size is 64, more than the 50 training examples
     """
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not whole or value < 1:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number >= 1")
-    if num_examples is not None and value > num_examples:
+    size = checks.whole(name, value)
+    if num_examples is not None and size > num_examples:
         raise ValueError(
-            f"{name} is {value}, more than the {num_examples} training examples"
+            f"{name} is {size}, more than the {num_examples} training examples"
         )
-    return int(value)
+    return size
 
 
 def per_example(
@@ -355,19 +367,13 @@ def weighted_mean(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
     return numerator / jnp.where(denominator == 0, 1, denominator)
 
 
-def _callable(name: str, value: Any) -> Any:
-    if not callable(value):
-        raise ValueError(f"{name} is {value!r}; it must be a function")
-    return value
-
-
 def _given_hparams(name: str, function: Any) -> PerExample:
     """Returns `f(outputs, labels, hp)`, which passes on the hparams where wanted.
 
     A third parameter with a default is an option of the function's own, as many
     losses of optax have, and not the hparams.
     """
-    _callable(name, function)
+    checks.function(name, function)
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # Not every function of C code has one.
@@ -387,6 +393,31 @@ def _given_hparams(name: str, function: Any) -> PerExample:
     if "hp" in parameters:
         return lambda outputs, labels, hp: function(outputs, labels, hp=hp)
     return lambda outputs, labels, hp: function(outputs, labels)
+
+
+def _for_classes(loss: PerExample, given: Any, dataset: Dataset) -> PerExample:
+    """The default loss with a check of the model's outputs; any other as it is.
+
+    For a label that has no output it gives NaN, and every trial would fail of that.
+    """
+    splits = (dataset.train, dataset.validation, dataset.test)
+    labels = [split[1] for split in splits if split is not None]
+    if given is not optax.softmax_cross_entropy_with_integer_labels or not all(
+        isinstance(y, np.ndarray) and y.dtype.kind == "i" for y in labels
+    ):
+        return loss
+    highest = max(int(y.max()) for y in labels)
+
+    def checked(outputs: Any, targets: Any, hp: HParams) -> Any:
+        shape = jnp.shape(outputs) if isinstance(outputs, jax.Array) else ()
+        if shape and shape[-1] <= highest:
+            raise ValueError(
+                f"the model gives {shape[-1]} outputs for each label, but the "
+                f"labels go up to {highest}: it needs {highest + 1}, one a class"
+            )
+        return loss(outputs, targets, hp)
+
+    return checked
 
 
 def _from_linen(

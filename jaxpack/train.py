@@ -10,13 +10,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpack import executables, step
+from jaxpack import checks, executables, step
 from jaxpack.engines import PackSpec
 from jaxpack.forecast import Work
 from jaxpack.groups import kinds_of_trials
-from jaxpack.ledger import Ledger, check_seed, choose_metric, trial_seed, weights
+from jaxpack.ledger import Ledger, choose_metric, trial_seed, weights
 from jaxpack.pack import Ready
-from jaxpack.planner import plan
+from jaxpack.planner import check, plan
 from jaxpack.plans import Plan
 from jaxpack.task import Task, check_batch_size
 from jaxpack.types import (
@@ -95,7 +95,10 @@ def train(
     if not isinstance(task, Task):
         raise ValueError(f"task is {task!r}; make one with jaxpack.Task")
     metric, mode = choose_metric(task, metric, mode, ranked=patience is not None)
+    if evaluate_every is not None:
+        checks.whole("evaluate_every", evaluate_every)
     _check_patience(patience, evaluate_every)
+    check(engine, max_lanes, workers)
     numbered = _numbered(trials)
     seed = _seed(seed, trials)
     if not numbered:
@@ -203,8 +206,7 @@ def stale(scores: Sequence[float], mode: str, patience: int) -> bool:
 def _check_patience(patience: Any, evaluate_every: int | None) -> None:
     if patience is None:
         return
-    if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
-        raise ValueError(f"patience is {patience!r}; it must be a whole number >= 1")
+    checks.whole("patience", patience)
     if evaluate_every is None:
         raise ValueError(
             f"patience is {patience}, but trials are evaluated at their end only; "
@@ -221,8 +223,17 @@ def steps_per_epoch(task: Task, hparams: HParams) -> int:
 
 
 def in_steps(amount: int, unit: str, spe: int) -> int:
-    """A resource in steps."""
-    return amount * spe if unit == "epochs" else amount
+    """A resource in steps.
+
+    Raises:
+      ValueError: If there are more of them than int32 can count.
+    """
+    steps = amount * spe if unit == "epochs" else amount
+    if steps >= 2**31:
+        raise ValueError(
+            f"{amount} {unit} are {steps} steps; a trial can have 2**31 - 1 at most"
+        )
+    return steps
 
 
 def make_ready(
@@ -312,19 +323,32 @@ def state_of(result: TrialResult, pack: PackSpec, target: int) -> LaneState:
 
 
 def _numbered(trials: Sequence[Mapping[str, Any] | TrialResult]) -> list[Trial]:
-    if isinstance(trials, Mapping) or not isinstance(trials, Sequence):
-        raise ValueError(
-            f"trials is a {type(trials).__name__}; give a list of hparams, one "
-            "mapping a trial"
-        )
     numbered = []
-    for i, given in enumerate(trials):
-        hparams = given.hparams if isinstance(given, TrialResult) else given
-        if not isinstance(hparams, Mapping):
-            raise ValueError(f"trials[{i}] is {given!r}; it must map hparams to values")
+    for i, hparams in enumerate(hparams_of("trials", trials)):
         checked = {name: check_hparam(name, value) for name, value in hparams.items()}
         numbered.append(Trial(i, HParams(checked)))
+        trial_seed(numbered[-1].hparams, i)
     return numbered
+
+
+def hparams_of(name: str, trials: Any) -> list[Mapping[str, Any]]:
+    """The hparams of trials that are given as such, or as what came of them.
+
+    Raises:
+      ValueError: If `trials`, an argument of that name, is no list of these.
+    """
+    if not isinstance(trials, Sequence) or isinstance(trials, str):
+        raise ValueError(
+            f"{name} is of type {type(trials).__name__}; give a list of hparams, one "
+            "mapping a trial"
+        )
+    given = [x.hparams if isinstance(x, TrialResult) else x for x in trials]
+    for i, hparams in enumerate(given):
+        if not isinstance(hparams, Mapping):
+            raise ValueError(
+                f"{name}[{i}] is {hparams!r}; it must map hparams to values"
+            )
+    return given
 
 
 def _seed(seed: int | None, trials: Sequence[Mapping[str, Any] | TrialResult]) -> int:
@@ -334,14 +358,13 @@ def _seed(seed: int | None, trials: Sequence[Mapping[str, Any] | TrialResult]) -
       ValueError: If trials that go on have been trained with another.
     """
     theirs = {trial.seed for trial in trials if isinstance(trial, TrialResult)}
-    if seed is None:
-        seed = min(theirs, default=0)
+    seed = checks.seed(min(theirs, default=0) if seed is None else seed)
     if theirs - {seed}:
         raise ValueError(
             f"seed is {seed}, but trials that are to go on have been trained with "
             f"seed {min(theirs - {seed})}: their data would come in another order"
         )
-    return check_seed(seed)
+    return seed
 
 
 def _amounts(
@@ -358,15 +381,11 @@ def _amounts(
 
 def _spread(name: str, value: Any, count: int) -> list[int]:
     """One whole number for every trial."""
-    values = (
-        list(value) if isinstance(value, Sequence | np.ndarray) else [value] * count
-    )
+    many = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+    values = list(value) if many and np.ndim(value) else [value] * count
     if len(values) != count:
         raise ValueError(f"{name} has {len(values)} numbers for {count} trials")
-    for item in values:
-        if isinstance(item, bool) or not isinstance(item, int | np.integer) or item < 0:
-            raise ValueError(f"{name} is {item!r}; it must be a whole number >= 0")
-    return [int(item) for item in values]
+    return [checks.whole(name, item, 0) for item in values]
 
 
 def _steps_had(given: Mapping[str, Any] | TrialResult) -> int:
@@ -379,7 +398,5 @@ def _stops(
     """The steps at which a trial that has had `had` of them is evaluated."""
     if every is None:
         return (target,)
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise ValueError(f"evaluate_every is {every!r}; it must be a whole number >= 1")
     stride = in_steps(every, unit, spe)
     return (*range(had - had % stride + stride, target, stride), target)

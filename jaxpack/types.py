@@ -309,6 +309,21 @@ class TrialResult:
     key: Any = None
     seed: int = 0
 
+    def __getattr__(self, name: str) -> NoReturn:
+        ours = {
+            "config": "hparams",
+            "hyperparameters": "hparams",
+            "value": "score",
+            "values": "score",
+            "number": "trial_id",
+            "state": "status (and the weights are params and model_state)",
+            "metrics": "history[-1]",
+            "intermediate_values": "history",
+            "best_score": "score",
+        }
+        hint = f"; it is {ours[name]} here" if name in ours else ""
+        raise AttributeError(f"TrialResult has no attribute {name!r}{hint}")
+
     def __repr__(self) -> str:
         score = "None" if self.score is None else f"{self.score:.4g}"
         return (

@@ -7,6 +7,8 @@ its documented rules.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 import optax
@@ -67,11 +69,17 @@ def train_alone(
     return params, dict(variables), opt_state
 
 
+_compiled: dict[str, Any] = {}
+
+
 def _init(module, key, x, flags):
     # One program: op by op, the forward pass would be compiled as well. At this level
     # the values are the same to the bit; at 0 they are not.
     init = jax.jit(lambda key, x: module.init(key, x, **flags)).lower(key, x)
-    return init.compile({"xla_backend_optimization_level": "1"})(key, x)
+    text = init.as_text()
+    if text not in _compiled:
+        _compiled[text] = init.compile({"xla_backend_optimization_level": "1"})
+    return _compiled[text](key, x)
 
 
 def difference(a, b):

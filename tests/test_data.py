@@ -98,6 +98,8 @@ BAD = {
         "test y has class labels that are not in train y: 2;",
     ),
     "no classes": ({"num_classes": 0}, "num_classes must be a positive int, got 0"),
+    "text for a flag": ({"standardize": "no"}, "standardize is 'no'; it must be True"),
+    "name": ({"name": 3}, "name is 3; it must be a text"),
     "float classes": ({"num_classes": 2.0}, "num_classes must be a positive int"),
 }
 
@@ -385,8 +387,9 @@ def test_load_refuses():
         load("mnist")
     with pytest.raises(ValueError, match=r"'xyz': there are digits, .*tfds:cifar100$"):
         load("xyz")
-    load_or_skip("digits")
-    with pytest.raises(ValueError, match="seed must be an integer in"):
+    with pytest.raises(ValueError, match="data_dir is 3; it must be a path"):
+        load("tfds:mnist", data_dir=3)
+    with pytest.raises(ValueError, match="seed is -1; it must be a whole number from"):
         load("digits", seed=-1)
 
 

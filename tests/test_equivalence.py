@@ -109,14 +109,15 @@ ACTIVATIONS = {"tanh": nn.tanh, "relu": nn.relu}
 
 @pytest.fixture(scope="module")
 def photos():
-    """Few photographs of 8x8; batches of 16 leave a short one of 12."""
+    """Returns a function that takes so many photographs, of 8x8."""
     loaded = jp.data.load("photos")
 
-    def few(split, every):
-        return split[0][::every, ::4, ::4], split[1][::every]
+    def few(split, count):
+        rows = slice(None, None, len(split[1]) // count)
+        return split[0][rows, ::4, ::4][:count], split[1][rows][:count]
 
-    return jp.data.Dataset.from_arrays(
-        train=few(loaded.train, 103), validation=few(loaded.validation, 50)
+    return lambda count: jp.data.Dataset.from_arrays(
+        train=few(loaded.train, count), validation=few(loaded.validation, 16)
     )
 
 
@@ -129,10 +130,12 @@ def test_lanes_of_the_zoo_equal_trials_alone(photos, name):
     def build(rate, activation):
         return ZOO[name](dropout=rate, activation=activation, num_classes=9)
 
+    # One of the models with BatchNorm meets a short last batch.
+    dataset = photos(44 if name == "mobilenet" else 32)
     task = jp.Task(
         lambda hp: build(hp.rate, jp.switch(hp.activation, ACTIVATIONS)),
         lambda hp: optimizer(hp.learning_rate),
-        photos,
+        dataset,
         batch_size=16,
     )
     trials = [
@@ -143,7 +146,7 @@ def test_lanes_of_the_zoo_equal_trials_alone(photos, name):
         train_alone(
             build(hp["rate"], ACTIVATIONS[hp["activation"]]),
             optimizer(hp["learning_rate"]),
-            photos.train,
+            dataset.train,
             steps=6,
             batch_size=16,
             trial=i,

@@ -7,7 +7,8 @@ import json
 import pytest
 
 import jaxpack as jp
-from experiments import common, digits_hyperband, mnist_hyperband
+from experiments import digits_hyperband, mnist_hyperband
+from jaxpack.cli import outcome
 
 KEYS = [
     *("best_score", "test_score", "trials", "lane_epochs", "lane_steps", "compiles"),
@@ -52,7 +53,7 @@ def test_help_explains_every_flag(capsys, monkeypatch, experiment):
     assert f"python -m {experiment.__name__}" in out
     for flag in ("engine", "max-resource", "reduction-factor", "seed", "directory"):
         assert f"--{flag} " in out
-    for flag in ("max-lanes", "workers", "overwrite,", "quiet,"):
+    for flag in ("max-lanes", "workers", "overwrite", "quiet"):
         assert f"--{flag} " in out
     assert "Hyperband's R. (default: " in out
     assert ("--model {mlp,cnn}" in out) == (experiment is mnist_hyperband)
@@ -71,5 +72,5 @@ def test_spaces_need_as_few_programs_as_claimed():
 
 def test_directories_are_never_shared(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    made = [common._new_directory("name") for _ in range(3)]
+    made = [outcome.new_directory("name") for _ in range(3)]
     assert len(set(made)) == 3 and all(path.parent.name == "runs" for path in made)

@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[1] / "jaxpack"
 
 # The first part of a module's name under `jaxpack`, from the bottom layer to the top.
 LAYERS = (
-    {"types", "compat"},
+    {"types", "compat", "checks"},
     {"trees", "jaxprs", "timeline", "policies", "data", "models", "combine"}
     | {"space", "dimensions", "fixed", "schedulers", "forecast", "widths"}
     | {"nn", "nnx", "conv", "pool", "threefry", "rewrite"}
@@ -22,7 +22,9 @@ LAYERS = (
     | {"pack", "bundle", "worker"}
     | {"store", "checkpoints", "interrupt", "journal", "lock", "records", "weights"},
     {"ledger", "resume", "driver", "sweep", "train", "explain", "progress"}
-    | {"report", "load", "exports", "predict", "export"},
+    | {"report", "load", "exports", "predict", "export", "verify"},
+    {"cli"},
+    {"__main__"},
 )
 LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 
@@ -62,6 +64,7 @@ SIDEWAYS = {
     ("planner", "tune"),
     ("worker", "bundle"),
     ("worker", "executables"),
+    ("records", "journal"),
     ("records", "store"),
     ("worker", "pack"),
     ("train", "ledger"),
@@ -89,6 +92,10 @@ SIDEWAYS = {
     ("exports", "sweep"),
     ("explain", "ledger"),
     ("explain", "train"),
+    ("verify", "ledger"),
+    ("verify", "resume"),
+    ("verify", "sweep"),
+    ("verify", "train"),
 }
 
 HOST_ONLY = {"dimensions", "space", "fixed", "schedulers", "policies", "combine"} | {

@@ -150,10 +150,26 @@ def test_what_is_damaged_is_named(directory, tmp_path):
     lines = path.read_text().splitlines()
     lines[2] = lines[2][:30]
     path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(ValueError, match=r"journal\.jsonl, line 3: not JSON"):
+    with pytest.raises(ValueError, match=r"line 3 of .*journal\.jsonl' is damaged"):
         jp.load(directory)
-    (directory / "sweep.json").write_text("{")
-    with pytest.raises(ValueError, match=r"sweep\.json cannot be read"):
+    for text, message in (
+        ("{", r"sweep\.json' is damaged"),
+        ("[]", r"sweep\.json' holds no sweep"),
+        ('{"seed": 0, "mode": "max"}', r"sweep\.json' lacks metric, brackets"),
+    ):
+        (directory / "sweep.json").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            jp.load(directory)
+    with pytest.raises(ValueError, match="directory is 3; it must be a path"):
+        jp.load(3)
+
+
+def test_a_changed_digit_is_not_taken_for_a_score(directory):
+    path = directory / "journal.jsonl"
+    text = path.read_text()
+    place = text.index('"score": 0.') + len('"score": 0.')
+    path.write_text(text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :])
+    with pytest.raises(ValueError, match="its checksum is wrong"):
         jp.load(directory)
 
 

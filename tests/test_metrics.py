@@ -55,6 +55,9 @@ def test_accuracy_of_unlike_shapes_raises(metric, labels):
 
 
 def test_k_is_checked():
+    for k in (2.5, True, "1"):
+        with pytest.raises(ValueError, match=f"k is {k!r}; it must be a whole number"):
+            metrics.top_k_accuracy(k)
     with pytest.raises(ValueError, match="k is 0"):
         metrics.top_k_accuracy(0)
 

@@ -91,6 +91,8 @@ def test_unknown_names_raise():
     with pytest.raises(ValueError, match="no branch 'adam'; did you mean 'adamw'"):
         optimizers.switch("adam", BRANCHES)
     choice = TracedChoice("optimizer", jnp.int32(0), ("sgd", "lion"))
+    with pytest.raises(ValueError, match=r"branch 'sgd' is 0\.1; it must be an optax"):
+        optimizers.switch("sgd", {"sgd": 0.1})
     with pytest.raises(ValueError, match="no branch 'lion'"):
         optimizers.switch(choice, BRANCHES)
 

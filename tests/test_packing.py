@@ -101,5 +101,5 @@ def test_what_does_not_fit_into_memory_is_fused_by_halves(
 
 
 def test_an_unknown_policy_is_refused_before_anything_runs(tiny_dataset):
-    with pytest.raises(ValueError, match="policy is 'knn'; it must be one of none, "):
+    with pytest.raises(ValueError, match="policy is 'knn'; it must be 'none' or "):
         sweep(tiny_dataset, "knn", "auto")

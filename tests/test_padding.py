@@ -75,6 +75,7 @@ def test_a_sweep_counts_epochs_of_every_size(tiny_dataset, tmp_path):
     assert result.stats.compiles_by_name["advance_packed"] == 1
     assert len({t.hparams.batch_size for t in result.trials}) > 1
     assert result.plan.packs[0].spec.program.batch_size == max(SIZES)
+    assert all(check.ok for check in jp.verify(result, k=2).checks)
     text = str(result.plan)
     assert "batches are padded to the largest" in text and "1 program for" in text
     # Where nothing speaks for padding any more, what is on record is obeyed.

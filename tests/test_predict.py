@@ -167,6 +167,8 @@ def test_exporting_keeps_bfloat16_and_refuses_slashes(tiny_dataset, tmp_path):
     with pytest.raises(ValueError, match="take the slashes out"):
         jp.export(task, bad, tmp_path)
     (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="path is 3; it must be a path"):
+        jp.export(task, good, 3)
     with pytest.raises(ValueError, match="which is a file"):
         jp.export(task, good, tmp_path / "file")
 

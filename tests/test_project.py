@@ -68,6 +68,7 @@ def run_python(code: str) -> str:
 def test_metadata():
     assert PROJECT["name"] == "jaxpack"
     assert PROJECT["license"] == "Apache-2.0"
+    assert PROJECT["scripts"] == {"jaxpack": "jaxpack.cli:main"}
     assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
     minor = int(PROJECT["requires-python"].removeprefix(">=3."))
     assert (3, minor) <= sys.version_info
@@ -127,7 +128,7 @@ def test_constraints_pin_every_requirement():
 def test_every_module_imports_without_the_extras():
     output = run_python("""
 import importlib, pkgutil, sys
-for name in ("mlxtend", "sklearn", "skimage", "tyro"):
+for name in ("mlxtend", "sklearn", "skimage"):
     sys.modules[name] = None
 import jaxpack, jaxpack.data
 count = 0
@@ -184,3 +185,22 @@ def test_make_help_names_every_target():
     }
     listed = {line.split()[0] for line in done.stdout.splitlines() if line[:2] == "  "}
     assert targets <= listed
+
+
+def test_the_table_of_faults_names_tests_that_there_are():
+    defined: dict[str, set[str]] = {}
+    for path in (ROOT / "tests").glob("test_*.py"):
+        found = re.findall(r"^def (test_\w+)", path.read_text("utf-8"), re.MULTILINE)
+        defined[path.name] = set(found)
+    every = set().union(*defined.values())
+    text = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(?:(test_\w+\.py)::)?(test_\w+)(\.\.\.|\.py)?`", text)
+    assert len(named) > 60
+    for file, name, rest in named:
+        known = defined[file] if file else every
+        if rest == ".py":
+            assert f"{name}.py" in defined
+        elif rest:
+            assert any(test.startswith(name) for test in known), name
+        else:
+            assert name in known, name

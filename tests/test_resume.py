@@ -321,6 +321,20 @@ def test_an_interrupt_ends_the_segment_and_can_be_gone_on_from(
     assert result.stats.lane_steps <= STEPS - steps_before
 
 
+def test_an_interrupt_after_the_last_reading_is_heeded(tiny_dataset, tmp_path):
+    lines, search = [], jp.RandomSearch(2, 1)
+
+    def interrupt(line):
+        lines.append(line)
+        if len(lines) == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt, match="ended by SIGTERM; the same call"):
+        run(tiny_dataset, tmp_path, search, on_record=interrupt)
+    result = run(tiny_dataset, tmp_path, search)
+    assert result.stats.lane_steps == 0 and result.best.params is not None
+
+
 def test_an_interrupt_without_a_directory(tiny_dataset):
     lines = []
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxpack.schedulers import (
     Assignment,
@@ -447,6 +449,95 @@ def test_rungs_left_short_by_failures_are_counted_as_they_are():
         (1, 0, 6),
     ]
     while not state.done:
-        for given in state.ready():
-            state.report(given.trial_id, 0.5)
+        for now in state.ready():
+            state.report(now.trial_id, 0.5)
     assert all(rung.num_trials == rung.num_done for rung in state.rungs())
+
+
+# Properties.
+
+
+@st.composite
+def schedulers(draw: Any) -> Any:
+    """A scheduler of any kind that has not too many trials."""
+    least = draw(st.integers(1, 3))
+    eta = draw(st.integers(2, 5))
+    most = draw(st.integers(least, 30))
+    trials, unit = draw(st.integers(1, 20)), draw(st.sampled_from(["epochs", "steps"]))
+    return draw(
+        st.sampled_from(
+            [
+                Hyperband(most, eta, least, unit, repeats=draw(st.integers(1, 2))),
+                SuccessiveHalving(trials, most, eta, least, unit),
+                RandomSearch(trials, most, unit),
+            ]
+        )
+    )
+
+
+SCORES = st.sampled_from([0.0, 0.25, 0.5, 1.0, -1.0, NAN, INF, -INF])
+
+
+@settings(max_examples=50, deadline=None)
+@given(schedulers(), st.sampled_from(["min", "max"]), st.randoms(), st.data())
+def test_whatever_the_scores_and_their_order(scheduler, mode, chance, data):
+    most = data.draw(st.integers(1, scheduler.num_trials))
+    scores = {}
+
+    def score(trial, rung):
+        if (trial, rung) not in scores:
+            scores[trial, rung] = data.draw(SCORES)
+        return scores[trial, rung]
+
+    state = scheduler.start(mode, most)
+    done = run(state, score, pick=chance.choice)
+    other = scheduler.start(mode, most)
+    assert sorted(run(other, score, pick=chance.choice)) == sorted(done)
+    assert dict(other.statuses) == dict(state.statuses)
+    # Replayed from the start, any part of it leaves what was left then.
+    part = data.draw(st.integers(0, len(done)))
+    again = scheduler.start(mode, most)
+    for now in done[:part]:
+        again.report(now.trial_id, scores[now.trial_id, now.rung])
+    assert {(x.trial_id, x.rung) for x in again.ready()} <= {
+        (x.trial_id, x.rung) for x in done[part:]
+    }
+    assert again.done == (part == len(done))
+
+    trained, trial_had = 0, dict.fromkeys(range(most), 0)
+    for now in sorted(done, key=lambda x: x.rung):
+        assert type(now.resource) is type(now.remaining) is int
+        assert now.resource > trial_had[now.trial_id]
+        trained += now.resource - trial_had[now.trial_id]
+        trial_had[now.trial_id] = now.resource
+    assert state.done and trained <= scheduler.total_resource()
+    if most == scheduler.num_trials and all(map(math.isfinite, scores.values())):
+        assert trained == scheduler.total_resource()
+    for trial, status in state.statuses.items():
+        last = scores[trial, state.rung_of(trial)]
+        assert (status == "FAILED") == (not math.isfinite(last))
+        reached = trial_had[trial] == scheduler.max_resource
+        assert (status == "COMPLETE") == (reached and status != "FAILED")
+    for index, bracket in enumerate(state.plan):
+        for rung in range(1, len(bracket)):
+            before = {t: s for (t, r), s in scores.items() if r == rung - 1}
+            mine = {t: s for t, s in before.items() if state.bracket_of(t) == index}
+            went_on = {x.trial_id for x in done if x[1:3] == (index, rung)}
+            assert went_on == set(promote(mine, bracket[rung][0], mode))
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.integers(1, 10**18), st.integers(2, 10**6), st.integers(1, 10**9), st.booleans()
+)
+def test_whatever_the_size_the_numbers_are_whole_and_exact(most, eta, least, shrink):
+    most = max(most, least)
+    if shrink:  # To a power, where a logarithm of floats goes wrong.
+        most = least * eta ** max(0, int(math.log(most / least, eta)))
+    brackets = Hyperband(most, eta, least).brackets()
+    s_max = len(brackets) - 1
+    assert least * eta**s_max <= most < least * eta ** (s_max + 1)
+    for s, bracket in zip(range(s_max, -1, -1), brackets, strict=True):
+        assert {type(number) for rung in bracket for number in rung} == {int}
+        assert bracket[0][0] == -(-(s_max + 1) * eta**s // (s + 1))
+        assert bracket[0][1] >= least and bracket[-1][1] == most

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxpack.dimensions import (
     Choice,
@@ -24,7 +26,7 @@ from jaxpack.dimensions import (
     log_uniform,
     uniform,
 )
-from jaxpack.space import Space
+from jaxpack.space import Space, when
 from jaxpack.types import HParams
 
 DIMENSIONS = [
@@ -169,6 +171,12 @@ def test_choice_takes_a_list_and_gives_numbers_one_type():
         (call(Space, batch_size=True), "batch_size is True"),
         (call(Space, batch_size=integer(0, 2**40)), "batch_size is integer"),
         (call(Space, seed=integer(-1, 3)), "seed is integer.* at least 0"),
+        (
+            call(Space, seed=2**32),
+            "seed is 4294967296; expected ints of at most 4294967295",
+        ),
+        (call(Space, seed=integer(0, 2**32)), "seed is integer.* at most 4294967295"),
+        (call(Space, seed=choice(1, 2**32)), "seed is choice.* at most 4294967295"),
     ],
 )
 def test_refused_at_the_door(make, words):
@@ -277,6 +285,12 @@ def test_check_gives_what_the_space_would_have_drawn():
     assert all(space.check(hp) == hp for hp in space.sample(20, seed=0))
 
 
+@pytest.mark.parametrize("given", [None, "ab", [1], {3: 1}])
+def test_check_refuses_what_maps_no_names(given):
+    with pytest.raises(ValueError, match=r"hparams is |has no hparam 3"):
+        BOTH.check(given)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -302,3 +316,55 @@ def test_check_refuses(change, words):
 def test_check_names_what_is_missing():
     with pytest.raises(ValueError, match="lack learning_rate, width"):
         BOTH.check({})
+
+
+# Properties.
+
+SCALARS = st.integers(-3, 3) | st.sampled_from(["a", "b", 0.5, None])
+
+
+@st.composite
+def dimensions(draw: Any) -> Any:
+    """A dimension of any kind, small or without end."""
+    lo = draw(st.integers(1, 50))
+    hi = lo + draw(st.integers(1, 50))
+    return draw(
+        st.sampled_from(
+            [
+                uniform(lo, hi),
+                log_uniform(lo, hi),
+                integer(lo, hi),
+                integer(lo, hi, log=True),
+                Constant(lo),
+            ]
+        )
+        | st.lists(SCALARS, min_size=1, max_size=4, unique=True).map(choice)
+    )
+
+
+@st.composite
+def spaces(draw: Any) -> Space:
+    """A space whose dimensions depend on a choice, and these on another."""
+    first, second = integer(0, draw(st.integers(1, 3))), integer(0, 1)
+    more = {name: draw(dimensions()) for name in draw(st.sets(st.sampled_from("xy")))}
+    inner = when(b=1)(c=draw(dimensions()))
+    outer = when(a=draw(st.sampled_from([0, 1, (0, 1)])))
+    conditions = [outer(b=second, d=draw(dimensions())), inner]
+    return Space(*conditions[: draw(st.integers(0, 2))], a=first, **more)
+
+
+@settings(max_examples=50, deadline=None)
+@given(spaces(), st.integers(0, 40), st.integers(0, 2**32 - 1))
+def test_whatever_the_space_what_is_drawn_is_of_it(space, n, seed):
+    drawn = space.sample(n, seed)
+    assert len(drawn) == (n if space.size is None else min(n, space.size))
+    assert len(set(drawn)) == len(drawn)
+    assert space.sample(n, seed) == drawn == space.sample(n + 7, seed)[:n]
+    for hp in drawn:
+        dims = space.dims_of(hp)
+        assert list(dims) == list(hp)
+        assert all(dim.contains(hp[name]) for name, dim in dims.items())
+        assert space.check(dict(reversed(list(hp.items())))) == hp
+        for condition in space.conditions:
+            assert condition.holds(hp) == (condition.dims.keys() <= hp.keys())
+    assert json.loads(json.dumps(space.describe())) == space.describe()

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
 import os
+import pathlib
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 
 import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_resume import Crash, crash_after, difference, run, table
 
@@ -65,6 +70,77 @@ def test_a_changed_byte_is_found_out(place, change):
     line[place % len(line)] ^= change
     with pytest.raises(ValueError):
         journal.decode(line.decode())
+
+
+@st.composite
+def journals(draw):
+    """Records of a sweep's journal, unlike each other, and the file that holds them."""
+    scores = draw(st.lists(FLOATS, min_size=1, max_size=4))
+    records = [
+        {"trial_id": i, "score": score, "reason": draw(st.none() | st.text())}
+        for i, score in enumerate(scores)
+    ]
+    return records, b"".join(journal.encode(r).encode() + b"\n" for r in records)
+
+
+def reopened(content):
+    """What a journal of this content has, and what its file holds afterwards."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = pathlib.Path(directory) / "journal.jsonl"
+        path.write_bytes(content)
+        book = journal.Journal(path)
+        left = path.read_bytes()
+        book.append({"trial_id": 99})
+        book.close()
+        records = journal.read(path)
+    assert records.pop() == {"trial_id": 99}
+    np.testing.assert_equal(records, book.records)
+    return records, left
+
+
+@settings(max_examples=50, deadline=None)
+@given(journals(), st.data())
+def test_cut_off_anywhere_a_journal_has_what_was_whole(kept, data):
+    records, content = kept
+    cut = data.draw(st.integers(0, len(content)))
+    found, left = reopened(content[:cut])
+    whole = content[:cut].count(b"\n")
+    np.testing.assert_equal(found, records[:whole])
+    assert left == b"".join(content.splitlines(keepends=True)[:whole])
+
+
+@settings(max_examples=50, deadline=None)
+@given(journals(), st.integers(1, 3))
+def test_a_last_line_repeated_any_times_counts_once(kept, times):
+    records, content = kept
+    found, _ = reopened(content + content.splitlines(keepends=True)[-1] * times)
+    np.testing.assert_equal(found, records)
+
+
+@settings(
+    max_examples=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(kept=journals(), data=st.data())
+def test_a_changed_byte_anywhere_is_never_taken_for_a_reading(caplog, kept, data):
+    records, content = kept
+    place = data.draw(st.integers(0, len(content) - 1))
+    damaged = bytearray(content)
+    damaged[place] ^= data.draw(st.integers(1, 255))
+    caplog.clear()
+    line = content[:place].count(b"\n")
+    if line < len(records) - 1:  # What follows it cannot be trusted.
+        with pytest.raises(ValueError, match=rf"line {line + 1} of .* is damaged"):
+            reopened(bytes(damaged))
+        return
+    try:
+        found, _ = reopened(bytes(damaged))
+    except ValueError as error:  # One line has become two.
+        assert damaged[place] == ord("\n") and "is damaged" in str(error)
+    else:
+        np.testing.assert_equal(found, records[:-1])
+        assert "dropped" in caplog.text
 
 
 def written(path, count=3):
@@ -312,6 +388,68 @@ def test_a_directory_without_its_head(tiny_dataset, tmp_path):
         run(tiny_dataset, tmp_path)
 
 
+@pytest.mark.parametrize("name", ["journal.jsonl", "checkpoints", "best"])
+def test_what_is_left_of_another_sweep_is_not_taken_for_ones_own(tmp_path, name):
+    if name == "journal.jsonl":
+        written(tmp_path / "a.jsonl")
+        (tmp_path / "a.jsonl").rename(tmp_path / name)
+    else:
+        Checkpoints(tmp_path / name).save(checkpoints.stack({0: state()}))
+    with pytest.raises(ValueError, match=rf"{name}' has no sweep\.json beside it"):
+        Store(tmp_path)
+    anew = Store(tmp_path, overwrite=True)
+    assert anew.asked == {} and not (tmp_path / name).exists()
+    anew.close()
+    (aside,) = tmp_path.parent.glob(f"{tmp_path.name}.*")
+    assert (aside / name).exists()
+
+
+def test_the_lock_is_held_until_nothing_is_written_any_more(tmp_path, monkeypatch):
+    go, real = threading.Event(), checkpoints.write
+    monkeypatch.setattr(
+        checkpoints, "write", lambda *args: (go.wait(10), real(*args))[1]
+    )
+    store = Store(tmp_path)
+    store.write(seed=0)
+    store.save({0: state()}, {})
+    store.close(wait=False)
+    with pytest.raises(ValueError, match="is being written by"):
+        Store(tmp_path)
+    go.set()
+    store.wait()
+    for _ in range(1000):  # Until the lock is let go of.
+        with contextlib.suppress(ValueError):
+            Store(tmp_path).close()
+            break
+        time.sleep(0.01)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["000000"]
+    Store(tmp_path).close()
+
+
+def test_checkpoints_of_another_sweep_are_not_used(tmp_path, caplog):
+    expected, mine, other = {0: trees.avals(state())}, tmp_path / "a", tmp_path / "b"
+    for directory in (mine, other):
+        with Store(directory) as store:
+            store.write(seed=0)
+            store.save({0: state()}, {0: state()})
+    with Store(mine) as store:
+        assert store.load(expected).keys() == store.load_best(expected).keys() == {0}
+    for name in ("checkpoints", "best"):
+        shutil.rmtree(mine / name)
+        shutil.copytree(other / name, mine / name)
+    with Store(mine) as store:
+        assert not store.load(expected) and not store.load_best(expected)
+    assert caplog.text.count("of no use: its checksum is wrong") == 2
+
+
+def test_files_of_others_among_the_checkpoints_stay(tmp_path):
+    kept = Checkpoints(tmp_path / "c")
+    kept.save(checkpoints.stack({0: state(1)}))
+    (tmp_path / "c" / ".nfs0001").touch()
+    kept.save(checkpoints.stack({0: state(2)}))
+    assert {path.name for path in (tmp_path / "c").iterdir()} == {".nfs0001", "000001"}
+
+
 def test_nothing_names_another_place(tiny_dataset, tmp_path):
     run(tiny_dataset, tmp_path / "a")
     for path in (tmp_path / "a").rglob("*"):
@@ -372,6 +510,30 @@ def test_the_lock_of_another_host(tmp_path):
     copy.mkdir()
     shutil.copy(tmp_path / "lock", copy / "lock")
     lock.Lock(copy).release()
+
+
+def test_a_lock_whose_file_went_meanwhile_is_no_lock(tmp_path, monkeypatch):
+    real, others = lock._try_lock, []
+
+    def try_lock(file):
+        if not others:  # Its holder has deleted it, and another has made a new one.
+            (tmp_path / "lock").unlink()
+            others.append(None)
+            others.append(lock.Lock(tmp_path))
+        return real(file)
+
+    monkeypatch.setattr(lock, "_try_lock", try_lock)
+    with pytest.raises(ValueError, match="is being written by"):
+        lock.Lock(tmp_path)
+    others[1].release()
+
+
+def test_a_forked_process_does_not_keep_the_lock(tmp_path):
+    held = lock.Lock(tmp_path)
+    inherited = os.dup(held._file)  # As a process forked meanwhile has it.
+    held.release()
+    lock.Lock(tmp_path).release()
+    os.close(inherited)
 
 
 def test_where_the_system_has_no_locks(tmp_path, monkeypatch):

@@ -293,13 +293,65 @@ def test_two_workers_give_the_scores_of_one(tiny_dataset):
         ({"metric": "f1"}, "metric is 'f1'"),
         ({"seed": 2**32}, "seed is 4294967296"),
         ({"keep": 0}, "keep is 0"),
-        ({"max_seconds": 0}, "max_seconds is 0"),
+        ({"keep": True}, "keep is True"),
+        ({"max_seconds": 0}, "max_seconds is 0; it must be a number above 0"),
+        ({"max_seconds": True}, "max_seconds is True"),
+        ({"max_seconds": "60"}, "max_seconds is '60'"),
+        ({"target": float("nan")}, "target is nan; it must be a number"),
+        ({"target": "0.9"}, "target is '0.9'"),
         ({"engine": "quick"}, "engine is 'quick'"),
+        ({"max_lanes": 0}, "max_lanes is 0"),
+        ({"workers": 2.0}, "workers is 2.0"),
+        ({"policy": "best"}, "policy is 'best'; it must be 'none' or 'random'"),
+        ({"policy": ["none"]}, r"policy is \['none'\]"),
+        ({"mode": "up"}, "mode is 'up'; it must be 'min' or 'max'"),
+        ({"overwrite": "no"}, "overwrite is 'no'; it must be True or False"),
+        ({"progress": None}, "progress is None"),
+        ({"on_record": "log.txt"}, "on_record is 'log.txt'; it must be a function"),
+        ({"checkpoint_seconds": True}, "checkpoint_seconds is True"),
+        ({"checkpoint_seconds": float("nan")}, "checkpoint_seconds is nan"),
+        ({"directory": 3}, "directory is 3; it must be a path"),
+        ({"directory": __file__}, "which is a file"),
+        ({"enqueue": {"learning_rate": 0.01}}, "enqueue is of type dict; give a list"),
+        ({"enqueue": [3]}, r"enqueue\[0\] is 3; it must map"),
+        (
+            {"enqueue": [{"learning_rate": 1.0, "rate": 0.1}]},
+            r"learning_rate is 1.0; expected a value of log_uniform\(0.001, 0.1\)",
+        ),
+        ({"enqueue": [{"learning_rate": 0.01}]}, "lack rate"),
+        (
+            {"enqueue": [{"learning_rate": 0.01, "rate": r / 9} for r in range(4)] * 2},
+            "enqueue has 8 trials, more than the 5",
+        ),
+        ({"space": {"rate": 0.1}}, "space is {'rate': 0.1}; make one with"),
+        ({"space": space(batch_size=jp.choice(16, 64))}, "batch_size is 64, more than"),
+        ({"scheduler": jp.Hyperband}, "scheduler is <class .*; make one with"),
+        ({"scheduler": jp.RandomSearch(10**7, 1)}, "scheduler takes 10000000 trials"),
+        ({"scheduler": jp.RandomSearch(1, 2**30)}, "steps; a trial can have"),
+        ({"task": "mlp"}, "task is 'mlp'; make one with"),
     ],
 )
-def test_bad_arguments_are_named(tiny_dataset, options, message):
+def test_bad_arguments_are_named(tiny_dataset, tmp_path, options, message):
+    (tmp_path / "sweep.json").write_text("{}")  # Of a sweep that is not to be moved.
+    given = {
+        "task": mlp_task(tiny_dataset),
+        "space": space(),
+        "scheduler": jp.Hyperband(3),
+        "directory": tmp_path,
+        "overwrite": True,
+    } | options
     with pytest.raises(ValueError, match=message):
-        run(mlp_task(tiny_dataset), space(), jp.Hyperband(3), **options)
+        run(given.pop("task"), given.pop("space"), given.pop("scheduler"), **given)
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.json"]
+
+
+def test_a_space_of_fewer_trials_than_asked_for_is_tried_once(tiny_dataset):
+    few = jp.Space(learning_rate=jp.choice(0.1, 0.05, 0.01), rate=0.3)
+    result = run(mlp_task(tiny_dataset), few, jp.Hyperband(3), engine="solo")
+    rates = [trial.hparams.learning_rate for trial in result.trials]
+    assert sorted(rates) == [0.01, 0.05, 0.1]
+    assert [trial.bracket for trial in result.trials] == [0, 0, 0]
+    assert Counter(t.status for t in result.trials) == {"COMPLETE": 1, "STOPPED": 2}
 
 
 PROGRAM = """

@@ -167,3 +167,31 @@ def test_what_is_wrong_with_a_loss_is_said(tiny_dataset):
     task = task_of(tiny_dataset, lambda outputs, labels, hp: hp.smothing)
     with pytest.raises(AttributeError, match="no hparam 'smothing'"):
         jp.train(task, trials(), epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": MLP()}, "model is MLP(.|\n)*it must be a function of the hparams"),
+        ({"model": MLP}, "model is .*tiny.MLP.*it must be a function of the hparams"),
+        ({"model": 3}, "model is 3; it must be a function"),
+        ({"optimizer": optax.sgd(0.1)}, "optimizer is .*; it must be a function"),
+        ({"dataset": "mnist5k"}, "dataset is a str; make one with"),
+        ({"loss": "mse"}, "loss is 'mse'; it must be a function"),
+        ({"metrics": jp.metrics.accuracy}, "metrics is .*; it must map names"),
+        ({"metrics": {3: jp.metrics.accuracy}}, "metrics holds 3; a metric's name is"),
+        ({"metrics": {"top": 5}}, r"metrics\['top'\] is 5; it must be a function"),
+        ({"augment": True}, "augment is True; it must be a function"),
+        ({"batch_size": 51}, "batch_size is 51, more than the 50 training examples"),
+        ({"batch_size": 16.0}, "batch_size is 16.0; it must be a whole number >= 1"),
+        ({"eval_batch_size": True}, "eval_batch_size is True"),
+    ],
+)
+def test_bad_arguments_are_named(tiny_dataset, options, message):
+    given = {
+        "model": lambda hp: MLP(),
+        "optimizer": lambda hp: optax.sgd(0.1),
+        "dataset": tiny_dataset,
+    } | options
+    with pytest.raises(ValueError, match=message):
+        jp.Task(**given)

@@ -558,7 +558,7 @@ def test_the_validation_split(home):
     assert choices[0] == choices[2] != choices[1]
     with pytest.raises(ValueError, match="leaves nothing to train on: there are 40"):
         load(validation=40)
-    with pytest.raises(ValueError, match="seed must be an integer in"):
+    with pytest.raises(ValueError, match="seed is -1; it must be a whole"):
         load(-1)
 
 

@@ -9,6 +9,7 @@ import hashlib
 import numpy as np
 from jax import tree_util
 
+from jaxpack.checks import flag
 from jaxpack.data.checks import (
     check_alike,
     convert,
@@ -91,6 +92,9 @@ class Dataset:
           >>> Dataset.from_arrays((x[:4], y[:4]), (x[4:], y[4:]), standardize=True)
           Dataset('arrays', train=4, validation=2, test=None, num_classes=2)
         """
+        standardize = flag("standardize", standardize)
+        if not isinstance(name, str):
+            raise ValueError(f"name is {name!r}; it must be a text")
         raw = {"train": train, "validation": validation, "test": test}
         if test is None:
             del raw["test"]

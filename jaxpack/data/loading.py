@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 
+from jaxpack import checks
 from jaxpack.data.dataset import Dataset
 from jaxpack.data.embedded import EMBEDDED, load_embedded
 from jaxpack.data.prepared import DOWNLOADABLE
@@ -89,6 +90,9 @@ def load(
       >>> load("digits")
       Dataset('digits', train=1197, validation=300, test=300, num_classes=10)
     """
+    seed = checks.seed(seed)
+    if data_dir is not None:
+        checks.path("data_dir", data_dir)
     if isinstance(name, str) and name.startswith("tfds:"):
         return load_tfds(
             name.removeprefix("tfds:"),

@@ -6,7 +6,7 @@ import math
 import os
 from pathlib import Path
 
-from jaxpack import report
+from jaxpack import checks, report
 from jaxpack.exports.source import Source, require, result_of, times_of
 
 
@@ -27,7 +27,7 @@ def to_tensorboard(source: Source, logdir: str | os.PathLike) -> Path:
     """
     tensorboard = require("tensorboardX", "tensorboard")
     summary = require("tensorboardX.summary", "tensorboard")
-    result, logdir = result_of(source), Path(logdir)
+    result, logdir = result_of(source), checks.path("logdir", logdir)
     times = times_of(result)
     for trial in result.trials:
         run = logdir / f"trial_{trial.trial_id:04d}"

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxpack import checks
 from jaxpack.exports.source import Source, require, result_of
 
 # Slow to import, and only needed by who exports.
@@ -60,7 +61,7 @@ def to_parquet(
 
 
 def _file(path: str | os.PathLike) -> Path:
-    path = Path(path)
+    path = checks.path("path", path)
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 

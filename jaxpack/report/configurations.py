@@ -42,6 +42,12 @@ def by_configuration(trials: Sequence[TrialResult], mode: str = "max") -> pd.Dat
     """
     import pandas as pd
 
+    if isinstance(trials, str) or not all(isinstance(t, TrialResult) for t in trials):
+        raise ValueError(
+            f"trials is {trials!r}; give a list of TrialResults, such as "
+            "jaxpack.train returns or the trials of a sweep's result"
+        )
+    direction = sign(mode)
     names = dict.fromkeys(name for trial in trials for name in trial.hparams)
     names.pop("seed", None)
     groups: dict[Any, list[TrialResult]] = {}
@@ -49,7 +55,6 @@ def by_configuration(trials: Sequence[TrialResult], mode: str = "max") -> pd.Dat
         key = tuple((name, _typed(trial.hparams.get(name))) for name in names)
         groups.setdefault(key, []).append(trial)
     rows = [_row(members, names) for members in groups.values()]
-    direction = sign(mode)
     rows.sort(key=lambda row: -direction * row["mean"] if row["count"] else math.inf)
     columns = [*(f"hparams_{name}" for name in names), "mean", "std", "count"]
     table = pd.DataFrame(rows, columns=[*columns, "failed", "steps"])

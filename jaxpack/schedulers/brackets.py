@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from jaxpack import checks
 from jaxpack.types import COMPLETE, FAILED, PAUSED, RUNNING, STOPPED
 
 Bracket = tuple[tuple[int, int], ...]
@@ -76,7 +77,9 @@ def promote(scores: Mapping[int, float], k: int, mode: str) -> list[int]:
       [2, 0]
     """
     check_int("k", k, least=0)
-    check_word("mode", mode, MODES)
+    checks.word("mode", mode, MODES)
+    if not isinstance(scores, Mapping):
+        raise ValueError(f"scores is {scores!r}; expected scores by trial id")
     numbers = {trial: _number(trial, score) for trial, score in scores.items()}
     finite = [trial for trial, score in numbers.items() if math.isfinite(score)]
     sign = 1 if mode == "min" else -1
@@ -116,7 +119,7 @@ class Brackets:
     def __init__(
         self, plan: Sequence[Bracket], mode: str, num_trials: int | None = None
     ):
-        check_word("mode", mode, MODES)
+        checks.word("mode", mode, MODES)
         planned = sum(bracket[0][0] for bracket in plan)
         available = planned if num_trials is None else num_trials
         check_int("num_trials", available, least=1, most=planned)
@@ -251,19 +254,6 @@ def check_int(name: str, value: Any, least: int, most: int | None = None) -> Non
         raise ValueError(
             f"{name} is {value!r}; expected an int of at least {least}{most_too}"
         )
-
-
-def check_word(name: str, value: Any, words: Sequence[str]) -> None:
-    """Raises ValueError unless `value` is one of the words.
-
-    Examples:
-      >>> check_word("mode", "minimum", ("min", "max"))
-      Traceback (most recent call last):
-      ValueError: mode is 'minimum'; expected 'min' or 'max'
-    """
-    if value not in words:
-        expected = " or ".join(map(repr, words))
-        raise ValueError(f"{name} is {value!r}; expected {expected}")
 
 
 def _cut(plan: Sequence[Bracket], num_trials: int) -> tuple[Bracket, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxpack.schedulers.brackets import Bracket, check_int, check_word
+from jaxpack import checks
+from jaxpack.schedulers.brackets import Bracket, check_int
 from jaxpack.schedulers.scheduler import UNITS, Scheduler
 
 
@@ -35,7 +36,7 @@ class RandomSearch(Scheduler):
     def __post_init__(self):
         check_int("num_trials", self.num_trials, least=1)
         check_int("max_resource", self.max_resource, least=1)
-        check_word("unit", self.unit, UNITS)
+        checks.word("unit", self.unit, UNITS)
 
     def brackets(self) -> tuple[Bracket, ...]:
         """The one bracket."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxpack.schedulers.brackets import Bracket, check_int, check_word
+from jaxpack import checks
+from jaxpack.schedulers.brackets import Bracket, check_int
 from jaxpack.schedulers.scheduler import UNITS, Scheduler, halve, max_halvings
 
 
@@ -43,7 +44,7 @@ class SuccessiveHalving(Scheduler):
         check_int("min_resource", self.min_resource, least=1)
         check_int("max_resource", self.max_resource, least=self.min_resource)
         check_int("reduction_factor", self.reduction_factor, least=2)
-        check_word("unit", self.unit, UNITS)
+        checks.word("unit", self.unit, UNITS)
 
     def brackets(self) -> tuple[Bracket, ...]:
         """The one bracket."""

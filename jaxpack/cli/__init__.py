@@ -1,0 +1,5 @@
+"""The command line, `python -m jaxpack`."""
+
+from jaxpack.cli.main import main
+
+__all__ = ["main"]

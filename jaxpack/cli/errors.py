@@ -1,0 +1,70 @@
+"""What the command line says when something goes wrong, and its exit codes."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+DONE, FAILED, WRONG_USE = 0, 1, 2
+SIGNALLED = 128
+"""Plus the signal's number: 130 after Ctrl-C, 143 after SIGTERM."""
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_OTHERS = tuple(
+    Path(path).resolve()
+    for key in ("stdlib", "platstdlib", "purelib", "platlib")
+    if (path := sysconfig.get_path(key))
+)
+_ON_PURPOSE = (ValueError, ImportError, OSError, RuntimeError)
+
+
+class UsageError(ValueError):
+    """The command was called wrongly."""
+
+
+def tell(error: Exception) -> int:
+    """Prints an error to stderr, and returns the exit code.
+
+    What jaxpack has raised on purpose is a line, with the user's line if one led to
+    it. Anything else keeps its traceback, which begins with the user's code.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    mine = [frame for frame in frames if _is_users(frame.filename)]
+    of_the_disk = isinstance(error, OSError) and not mine
+    if not (_raised_here(error, frames) or of_the_disk):
+        tb = _from_users(error.__traceback__)
+        # A module that cannot be parsed has no line in it.
+        error.__traceback__ = None if isinstance(error, SyntaxError) else tb
+        traceback.print_exception(error)
+        return FAILED
+    where = f" ({mine[-1].filename}, line {mine[-1].lineno})" if mine else ""
+    text = str(error).replace("overwrite=True", "--overwrite")
+    print(f"error: {text}{where}", file=sys.stderr)
+    return WRONG_USE if isinstance(error, UsageError) else FAILED
+
+
+def _raised_here(error: Exception, frames: traceback.StackSummary) -> bool:
+    """Whether the innermost line is a `raise` of jaxpack's."""
+    if not isinstance(error, _ON_PURPOSE) or not frames:
+        return False
+    inside = Path(frames[-1].filename).resolve().is_relative_to(_PACKAGE)
+    return inside and (frames[-1].line or "").startswith("raise")
+
+
+def _from_users(tb: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback from the user's code on; all where there is none."""
+    first = tb
+    while first is not None and not _is_users(first.tb_frame.f_code.co_filename):
+        first = first.tb_next
+    return first or tb
+
+
+def _is_users(filename: str) -> bool:
+    """Whether a file is of neither jaxpack nor anything that is installed."""
+    if filename.startswith("<"):
+        return False
+    path = Path(filename).resolve()
+    return not any(path.is_relative_to(root) for root in (_PACKAGE, *_OTHERS))
