@@ -331,10 +331,8 @@ def _fastest(
     for engine in ("packed", "solo"):
         of_engine = layout(Choice(engine, "", (), load.slower))
         found[engine] = of_engine.forecast.seconds
-    best, before = (
-        min(found, key=lambda name: found[name]),
-        choices[group.family].engine,
-    )
+    before = choices[group.family].engine
+    best = min(found, key=lambda name: found[name])
     if found[best] > 0.9 * found[before]:
         best = before
     figures = tuple(
