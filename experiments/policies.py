@@ -72,6 +72,8 @@ class Flags:
     """The data."""
     model: str = "densenet"
     """The model: densenet or mlp."""
+    batch_sizes: tuple[int, ...] = paper.BATCH_SIZES
+    """Batch sizes of the space; each makes a program of its own."""
     ways: tuple[str, ...] = ()
     """Ways to measure beside "own, none", such as "padded, nearest"; all by default."""
     directory: pathlib.Path | None = None
@@ -217,7 +219,8 @@ def sweeps(
 
 def run(flags: Flags) -> dict[str, Any]:
     """Measures every way, and returns the headline figures."""
-    problem = paper.Problem(flags.model, flags.dataset)
+    sizes = flags.batch_sizes
+    problem = paper.Problem(flags.model, flags.dataset, batch_sizes=sizes)
     if flags.smoke:
         problem = dataclasses.replace(paper.SMOKE, width=64)
         small = {"max_resource": 9, "size": 4, "fused": 2, "repeats": 3}

@@ -162,7 +162,7 @@ show("switching")
 # %%
 sweeps = {"directory": RESULTS, "model": "mlp", "dataset": "mnist5k", "max_resource": 9}
 if SMOKE:
-    sweeps |= {"dataset": "digits", "max_resource": 3, "size": 2}
+    sweeps |= {"dataset": "digits", "max_resource": 3, "size": 2, "batch_sizes": (64,)}
 elif ON_CPU:
     sweeps = {"directory": RESULTS, "smoke": True}
 ways = ("padded, nearest",) if SMOKE else ()
