@@ -53,6 +53,7 @@ def test_it_runs(path, tmp_path, monkeypatch):
         assert (tmp_path / "runs/quickstart/report/index.html").exists()
         assert (tmp_path / "runs/best/weights.npz").exists()
     else:
+        assert "the same scores and promotions: True" in text
         written = {file.stem for file in tmp_path.rglob("*.json")}
         expected = {"pairwise", "pack_size", "shared_input", "switching"}
         assert written == expected | {"policies", "hyperband"}
