@@ -181,8 +181,8 @@ def verify(
         unlike[trial.trial_id] = [*named, *changed]
     nudged = {i for i, reasons in unlike.items() if reasons}
     read = _train(result, task, drawn, made, totals, nudged)
-    checks = [_check(trial, result, unlike[trial.trial_id], read) for trial in drawn]
-    return Verification(result.metric, tuple(checks))
+    found = [_check(trial, result, unlike[trial.trial_id], read) for trial in drawn]
+    return Verification(result.metric, tuple(found))
 
 
 def _check(
