@@ -72,13 +72,16 @@ class Flags:
     """The data."""
     model: str = "densenet"
     """The model: densenet or mlp."""
+    batch_sizes: tuple[int, ...] = paper.BATCH_SIZES
+    """Batch sizes of the space; each makes a program of its own."""
     directory: pathlib.Path | None = None
     """Where to write results. By default a folder of the device's in results/."""
 
 
 def run(flags: Flags) -> dict[str, Any]:
     """Runs every way in turn, and returns the headline figures."""
-    problem = paper.Problem(flags.model, flags.dataset)
+    sizes = flags.batch_sizes
+    problem = paper.Problem(flags.model, flags.dataset, batch_sizes=sizes)
     if flags.smoke:
         problem = paper.SMOKE
         flags = dataclasses.replace(flags, max_resource=9, repeats=5)

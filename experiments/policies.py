@@ -34,6 +34,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -71,6 +72,10 @@ class Flags:
     """The data."""
     model: str = "densenet"
     """The model: densenet or mlp."""
+    batch_sizes: tuple[int, ...] = paper.BATCH_SIZES
+    """Batch sizes of the space; each makes a program of its own."""
+    ways: tuple[str, ...] = ()
+    """Ways to measure beside "own, none", such as "padded, nearest"; all by default."""
     directory: pathlib.Path | None = None
     """Where to write results. By default a folder of the device's in results/."""
 
@@ -154,7 +159,11 @@ class Row(NamedTuple):
 
 
 def ways(flags: Flags) -> dict[str, dict[str, Any]]:
-    """The options of `jp.sweep` for each way, by "form, policy"."""
+    """The options of `jp.sweep` for each way, by "form, policy".
+
+    Raises:
+      ValueError: If the flags name a way that there is not.
+    """
     own = {"workers": 1, "max_lanes": flags.size, "engine": "packed"}
     fused = {"workers": 1, "max_lanes": flags.fused, "engine": "fused"}
     options: dict[str, dict[str, Any]] = {
@@ -168,7 +177,11 @@ def ways(flags: Flags) -> dict[str, dict[str, Any]]:
     for policy in ("planner", *NAMES[1:]):
         chosen = {} if policy == "planner" else {"policy": policy}
         options[f"padded, {policy}"] = own | chosen
-    return options
+    for way in flags.ways:
+        if way not in options:
+            raise ValueError(f"ways has {way!r}; it may have {'; '.join(options)}")
+    kept = {"own, none", *(flags.ways or options)}
+    return {way: each for way, each in options.items() if way in kept}
 
 
 def examples_trained(problem: paper.Problem, result: jp.SweepResult) -> int:
@@ -206,7 +219,8 @@ def sweeps(
 
 def run(flags: Flags) -> dict[str, Any]:
     """Measures every way, and returns the headline figures."""
-    problem = paper.Problem(flags.model, flags.dataset)
+    sizes = flags.batch_sizes
+    problem = paper.Problem(flags.model, flags.dataset, batch_sizes=sizes)
     if flags.smoke:
         problem = dataclasses.replace(paper.SMOKE, width=64)
         small = {"max_resource": 9, "size": 4, "fused": 2, "repeats": 3}
@@ -256,7 +270,7 @@ def headline(rows: dict[str, Row]) -> dict[str, Any]:
         way: i for way, i in improvement.items() if way not in ("own, none", "auto")
     }
     return {
-        "best_packing": max(packs, key=lambda way: packs[way]),
+        "best_packing": max(packs, key=lambda way: packs[way], default=None),
         "improvement": improvement,
         "seconds": {way: round(row.seconds, 3) for way, row in rows.items()},
         "compiles": {way: row.compiles for way, row in rows.items()},
@@ -306,7 +320,11 @@ def main(args: Sequence[str] | None = None) -> None:
 
     program = "python -m experiments.policies"
     flags = tyro.cli(Flags, prog=program, args=args, description=__doc__)
-    print(json.dumps(run(flags)), flush=True)
+    try:
+        figures = run(flags)
+    except ValueError as error:
+        sys.exit(f"{program}: {error}")
+    print(json.dumps(figures), flush=True)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def pure(
                 f"model(hp, rngs) returned a {type(module).__name__}; it must return "
                 "a flax.nnx.Module (for flax.linen there is jaxpack.Task)"
             )
-        for _, part in nnx.iter_modules(module):
+        for _, part in nnx.iter_graph(module):
             if type(part) in _OURS:
                 object.__setattr__(part, "__class__", _OURS[type(part)])
         return module

@@ -93,10 +93,11 @@ def _replace(jaxpr: Any, done: dict[Any, Any]) -> Any:
     `done` has what was replaced before: a function called twice stays one function.
     """
     if jaxpr not in done:
-        if isinstance(jaxpr, ClosedJaxpr):
-            inner = _replace(jaxpr.jaxpr, done)
-            same = inner is jaxpr.jaxpr
-            done[jaxpr] = jaxpr if same else ClosedJaxpr(inner, jaxpr.consts)
+        # Of newer versions of JAX a jaxpr has its constants, and is its own `jaxpr`.
+        inner = getattr(jaxpr, "jaxpr", jaxpr)
+        if inner is not jaxpr:
+            new = _replace(inner, done)
+            done[jaxpr] = jaxpr if new is inner else ClosedJaxpr(new, jaxpr.consts)
         else:
             eqns = _map(lambda eqn: _replace_in(eqn, done), jaxpr.eqns)
             done[jaxpr] = jaxpr if eqns is jaxpr.eqns else jaxpr.replace(eqns=eqns)

@@ -183,8 +183,8 @@ def verify(
         unlike[trial.trial_id] = [*named, *changed]
     nudged = {i for i, reasons in unlike.items() if reasons}
     read = _train(result, task, drawn, made, totals, nudged)
-    done = [_check(trial, result, unlike[trial.trial_id], read) for trial in drawn]
-    return Verification(result.metric, tuple(done))
+    found = [_check(trial, result, unlike[trial.trial_id], read) for trial in drawn]
+    return Verification(result.metric, tuple(found))
 
 
 def _check(

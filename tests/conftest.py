@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 
+# What a shell runs in its background ignores Ctrl-C; the tests of it must not.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Several test processes share one GPU, where there is one.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # Programs compiled by an earlier run would not count as compiled in this one.

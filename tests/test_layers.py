@@ -164,6 +164,30 @@ def uses_outside_annotations(source: str, name: str) -> list[int]:
     ]
 
 
+def table() -> str:
+    """Returns the layers from top to bottom in Markdown, as `jaxpack/README.md` has.
+
+    What a module is for is the first line of its docstring.
+    """
+    lines = ["| layer | module | what it is | beside lower layers, imports |"]
+    lines.append("|---|---|---|---|")
+    for name in sorted(LAYER, key=lambda name: (-LAYER[name], name)):
+        path = ROOT / name / "__init__.py"
+        path = path if path.exists() else ROOT / f"{name}.py"
+        if not path.exists():
+            continue
+        doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        beside = ", ".join(f"`{b}`" for a, b in sorted(SIDEWAYS) if a == name)
+        first = doc.splitlines()[0].replace("|", "\\|")
+        lines.append(f"| {LAYER[name]} | `{name}` | {first} | {beside} |")
+    return "\n".join(lines)
+
+
+def test_the_map_has_every_module():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert table() in text, "renew it with: python tests/test_layers.py"
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_point_downwards(module):
     path = ROOT / (module.replace(".", "/") + ".py")
@@ -213,3 +237,11 @@ def test_the_check_of_annotations_itself():
         uses_outside_annotations("def f(x: jax.Array) -> jax.Array: ...", "jax") == []
     )
     assert uses_outside_annotations("y: jax.Array = 0\nx = jax.numpy", "jax") == [2]
+
+
+if __name__ == "__main__":
+    old = (ROOT / "README.md").read_text(encoding="utf-8")
+    start = old.index("| layer |")
+    (ROOT / "README.md").write_text(
+        old[:start] + table() + old[old.index("\n\n", start) :], encoding="utf-8"
+    )

@@ -81,6 +81,10 @@ def test_padded_trials_train_on_their_first_rows():
 def test_every_way_of_packing_is_one_of_sweep(tiny_dataset):
     ways = policies.ways(policies.Flags(size=2, fused=2))
     assert {"own, none", "own, planner", "auto", "padded, nearest"} < set(ways)
+    chosen = policies.ways(policies.Flags(ways=("fused, random",)))
+    assert list(chosen) == ["own, none", "fused, random"]
+    with pytest.raises(ValueError, match="ways has 'fused'; it may have own, none; "):
+        policies.ways(policies.Flags(ways=("fused",)))
     for options in (ways["own, none"], ways["own, planner"], ways["fused, nearest"]):
         one = jp.SuccessiveHalving(2, 1)
         jp.sweep(mlp_task(tiny_dataset), space(), one, progress=False, **options)

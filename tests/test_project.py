@@ -108,7 +108,7 @@ def test_extras_require_what_experiments_and_tests_import():
     known |= names(EXTRAS["data"])
     # The tests' other files, and what jax and pytest bring.
     for folder, more in (
-        ("experiments", set()),
+        ("experiments", {"IPython"}),  # Notebooks bring it.
         ("tests", names(EXTRAS["dev"]) | EXPORTED | {"ml_dtypes"}),
     ):
         local = {path.stem for path in (ROOT / folder).glob("*.py")} | {"experiments"}

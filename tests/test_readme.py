@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import operator
 import pathlib
 import re
 import types
@@ -18,6 +20,7 @@ import jaxpack as jp
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+MAP = (ROOT / "jaxpack" / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_example_runs(tmp_path, monkeypatch, capsys):
@@ -105,6 +108,26 @@ def test_records_reach_other_tools(tiny_dataset, monkeypatch):
     assert calls[1] == (f"score/trial {first['trial_id']}", score, step)
 
 
-@pytest.mark.parametrize("name", sorted({*re.findall(r"`([\w/]+(?:\.py|/))`", README)}))
-def test_what_the_layout_names_exists(name):
-    assert (ROOT / name).exists() or (ROOT / "jaxpack" / name).exists()
+PATHS = r"`([\w/]+(?:\.py|/))`"
+
+
+@pytest.mark.parametrize("text", [README, MAP], ids=["README", "map"])
+def test_the_paths_that_are_named_exist(text):
+    for name in re.findall(PATHS, text):
+        assert (ROOT / name).exists() or (ROOT / "jaxpack" / name).exists(), name
+
+
+def test_the_links_lead_somewhere():
+    for text, folder in ((README, ROOT), (MAP, ROOT / "jaxpack")):
+        for link in re.findall(r"\]\(([^):]+)\)", text):
+            assert (folder / link).exists(), link
+
+
+def test_the_map_names_what_there_is():
+    text = re.sub(PATHS, "", MAP.partition("| layer |")[0])
+    found = set(re.findall(r"`([a-z_]+(?:\.\w+)+)`", text))
+    assert len(found) > 25
+    for name in found:
+        module, _, rest = name.partition(".")
+        loaded = importlib.import_module(f"jaxpack.{module}")
+        assert operator.attrgetter(rest)(loaded), name
