@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import linecache
 import os
+import re
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -214,12 +215,17 @@ def _fingerprint(probe: Probe, traced: Trace, mixes: bool) -> str:
     return jaxprs.fingerprint(flats, names, structures, *padded)
 
 
+_BLAMED = re.compile(r"(?:\bvalues\['|^hparam )(\w+)")
+"""How JAX and `TracedChoice` name the hparam whose value they would have needed."""
+
+
 @dataclasses.dataclass(frozen=True)
 class _Found:
-    """Why hparams cannot be traced, and what may be done about it."""
+    """Why hparams cannot be traced, what may be done about it, and what errors name."""
 
     reasons: dict[str, str] = dataclasses.field(default_factory=dict)
     hints: dict[str, str] = dataclasses.field(default_factory=dict)
+    blamed: set[str] = dataclasses.field(default_factory=set)
 
 
 def _candidates(
@@ -251,7 +257,7 @@ def _guess(
 ) -> Trace | None:
     """Traces all candidates at once, or those that another trial's program has."""
     if like is None:
-        return _try(probe, candidates, python, _Found())
+        return _but_for_blamed(probe, candidates, python, found)
     lanes = {lane.name for lane in like.program.lane_hparams}
     reasons = {finding.name: finding.reason for finding in like.findings}
     guess = [c for c in candidates if c.name in lanes or c.name not in probe.reads]
@@ -260,6 +266,29 @@ def _guess(
     if traced is not None:
         found.reasons.update(static)
     return traced
+
+
+def _but_for_blamed(
+    probe: Probe, candidates: Sequence[LaneHParam], python: Trace, found: _Found
+) -> Trace | None:
+    """Traces with all candidates but those that the errors name, one at a time."""
+    static = _Found()
+    while candidates:
+        attempt = _Found()
+        traced = _try(probe, candidates, python, attempt)
+        if traced is not None:
+            found.reasons.update(static.reasons)
+            found.hints.update(static.hints)
+            return traced
+        (name,) = attempt.reasons
+        blamed = attempt.blamed & {candidate.name for candidate in candidates}
+        if len(blamed) != 1:
+            return None
+        (culprit,) = blamed
+        static.reasons[culprit] = attempt.reasons[name]
+        static.hints[culprit] = attempt.hints[name]
+        candidates = [each for each in candidates if each.name != culprit]
+    return None
 
 
 def _one_by_one(
@@ -319,6 +348,7 @@ def _try(
         traced = probe.trace(lanes)
     except Exception as error:
         reasons[name], found.hints[name] = _explain(error)
+        found.blamed.update(_BLAMED.findall(str(error)))
         return None
     expected = python.state
     if choices := tuple(lane for lane in lanes if lane.options):

@@ -7,6 +7,7 @@ lists compute the same.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import re
@@ -292,12 +293,24 @@ def _fold(eqn: Any, operands: tuple[int | Known, ...]) -> Known | None:
 
 
 def _text(eqn: Any) -> str:
-    params = ", ".join(f"{name}={eqn.params[name]}" for name in sorted(eqn.params))
+    shown = (f"{name}={_shown(eqn.params[name])}" for name in sorted(eqn.params))
+    params = ", ".join(shown)
     # A callback's address is all that tells it from another one.
     if "callback" not in eqn.primitive.name:
         params = _ADDRESS.sub("", params)
     params += "".join(_hidden(eqn.params))
     return f"[{params}] -> {', '.join(_type(var.aval) for var in eqn.outvars)}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(_shown, value))})"
+    return _shown_jaxpr(value) if hasattr(value, "eqns") else str(value)
+
+
+@functools.lru_cache(maxsize=1000)  # One of a jitted function is met many times.
+def _shown_jaxpr(jaxpr: Any) -> str:
+    return str(jaxpr)
 
 
 def _hidden(params: Any) -> Iterator[str]:

@@ -88,6 +88,7 @@ class Probe:
         self.eval_batch_size = task.eval_batch_size
         self.data = task.dataset.train
         self.reads: dict[str, tuple[str, int]] = {}
+        self._known: dict[Any, Trace] = {}
 
     def bind(
         self, lanes: Sequence[LaneHParam], values: Mapping[str, jax.Array]
@@ -143,7 +144,29 @@ class Probe:
           lanes: The hparams that are arguments.
           masked: Whether a short batch is padded and masked, as is usual.
         """
-        lanes = tuple(lanes)
+        return self._traced(tuple(lanes), masked, any_rate=False)
+
+    def plain(self, choices: Sequence[LaneHParam] = ()) -> Trace:
+        """Traces all three with Python values, to compare with what is traced.
+
+        Stock dropout has the form it has at a traced rate. Otherwise every model with
+        a rate of 0 would differ, and its step would have to be compiled and run.
+
+        Args:
+          choices: Choices between strings, which stay arguments.
+        """
+        return self._traced(tuple(choices), masked=True, any_rate=True)
+
+    def _traced(
+        self, lanes: tuple[LaneHParam, ...], masked: bool, any_rate: bool
+    ) -> Trace:
+        asked = lanes, masked, any_rate
+        if asked not in self._known:
+            with nn.any_rate() if any_rate else contextlib.nullcontext():
+                self._known[asked] = self._trace(lanes, masked)
+        return self._known[asked]
+
+    def _trace(self, lanes: tuple[LaneHParam, ...], masked: bool) -> Trace:
         values, seed = step.lane_avals(lanes), jax.ShapeDtypeStruct((), np.uint32)
         init = functools.partial(self.init, lanes)
         init_jaxpr, shapes = jax.make_jaxpr(init, return_shape=True)(
@@ -162,18 +185,6 @@ class Probe:
             values, state, *self.batch_avals(size), _mask_aval(size)
         )
         return Trace(lanes, init_jaxpr, step_jaxpr, evaluation_jaxpr, state)
-
-    def plain(self, choices: Sequence[LaneHParam] = ()) -> Trace:
-        """Traces all three with Python values, to compare with what is traced.
-
-        Stock dropout has the form it has at a traced rate. Otherwise every model with
-        a rate of 0 would differ, and its step would have to be compiled and run.
-
-        Args:
-          choices: Choices between strings, which stay arguments.
-        """
-        with nn.any_rate():
-            return self.trace(choices)
 
     def batch_avals(self, size: int) -> tuple[PyTree, PyTree]:
         """Shapes and dtypes of a batch."""
@@ -200,11 +211,13 @@ class Probe:
         """The same probe with other values of some hparams."""
         other = copy.copy(self)
         other.values, other.reads = {**self.values, **values}, dict(self.reads)
+        other._known = {}
         return other
 
     def short_batch(self) -> Probe:
         """The same probe at the size of an epoch's last batch."""
         short = copy.copy(self)
+        short._known = {}
         short.batch_size = jax.tree.leaves(self.data)[0].shape[0] % self.batch_size
         return short
 

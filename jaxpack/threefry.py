@@ -11,6 +11,7 @@ The hash is Threefry-2x32 of Salmon et al., "Parallel random numbers: as easy as
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -38,14 +39,7 @@ def fold_in(key: jax.Array, data: Any) -> jax.Array:
       >>> bool(fold_in(key, 3) == jax.random.fold_in(key, 3))
       True
     """
-
-    def ours(key: jax.Array, data: jax.Array) -> jax.Array:
-        # JAX makes a seed of the number first, whose high word is zero.
-        words = _hash(jax.random.key_data(key), jnp.uint32(0), data)
-        return jax.random.wrap_key_data(jnp.stack(words), impl=IMPL)
-
-    number = jnp.asarray(data).astype(jnp.uint32)
-    return lax.platform_dependent(key, number, cpu=ours, default=jax.random.fold_in)
+    return _fold_in(key, jnp.asarray(data).astype(jnp.uint32))
 
 
 def random_bits(key: jax.Array, shape: Sequence[int]) -> jax.Array:
@@ -63,8 +57,26 @@ def random_bits(key: jax.Array, shape: Sequence[int]) -> jax.Array:
       >>> bool((random_bits(key, (2, 3)) == jax.random.bits(key, (2, 3))).all())
       True
     """
-    shape = tuple(shape)
+    return _random_bits(key, tuple(shape))
 
+
+def counts_by_place() -> bool:
+    """Whether JAX is set to hash each element's place, as `random_bits` does."""
+    return getattr(jax.config, "jax_threefry_partitionable")  # noqa: B009
+
+
+@jax.jit  # So that its many operations are traced once.
+def _fold_in(key: jax.Array, number: jax.Array) -> jax.Array:
+    def ours(key: jax.Array, number: jax.Array) -> jax.Array:
+        # JAX makes a seed of the number first, whose high word is zero.
+        words = _hash(jax.random.key_data(key), jnp.uint32(0), number)
+        return jax.random.wrap_key_data(jnp.stack(words), impl=IMPL)
+
+    return lax.platform_dependent(key, number, cpu=ours, default=jax.random.fold_in)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     def ours(key: jax.Array) -> jax.Array:
         places = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
         first, second = _hash(jax.random.key_data(key), jnp.zeros_like(places), places)
@@ -74,11 +86,6 @@ def random_bits(key: jax.Array, shape: Sequence[int]) -> jax.Array:
         return jax.random.bits(key, shape)
 
     return lax.platform_dependent(key, cpu=ours, default=stock)
-
-
-def counts_by_place() -> bool:
-    """Whether JAX is set to hash each element's place, as `random_bits` does."""
-    return getattr(jax.config, "jax_threefry_partitionable")  # noqa: B009
 
 
 def _hash(
