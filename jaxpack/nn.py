@@ -170,6 +170,8 @@ def intercept(mask: jax.Array | None = None) -> Generator[None]:
     def interceptor(next_fun, args, kwargs, context):
         if context.method_name == "__call__":
             method = type(context.module).__call__
+            if (flag := _FLAGS.get(method)) is not None:
+                _check_told(context.module, flag, args, kwargs)
             if method is linen.Dropout.__call__:
                 if takes(context.module.rate):
                     return _dropout(context.module, *args, **kwargs)
@@ -179,6 +181,30 @@ def intercept(mask: jax.Array | None = None) -> Generator[None]:
 
     with linen.intercept_methods(interceptor):
         yield
+
+
+_FLAGS = {
+    linen.Dropout.__call__: ("deterministic", "deterministic=not train"),
+    linen.BatchNorm.__call__: ("use_running_average", "use_running_average=not train"),
+}
+"""What tells a layer that it trains, and how to give it."""
+
+
+def _check_told(
+    module: linen.Module,
+    flag: tuple[str, str],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    """Raises if a layer is not told whether it trains."""
+    name, remedy = flag
+    # Positional, it comes after the inputs.
+    if getattr(module, name) is None and kwargs.get(name, *args[1:2]) is None:
+        raise ValueError(
+            f"{type(module).__name__} is not told whether it trains: write `def "
+            f"__call__(self, x, *, train)`, which jaxpack calls with train, and give "
+            f"the layer {remedy}"
+        )
 
 
 def _dropout(

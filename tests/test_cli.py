@@ -164,7 +164,9 @@ def test_errors_of_the_module_keep_their_traceback(here, capsys, text, last):
         (["sweep", "task.py", "--lanes=2"], "Unrecognized options: --lanes"),
         (["sweep", "task.py", "--seed=x"], "Error parsing --seed"),
         (["sweep", "task.py", "--enqueue=nix.json"], "--enqueue is 'nix.json': .*No s"),
-        (["swep"], "Available subcommands: init"),
+        (["sweep", "task.py", "--max-resorce=2"], "--max-resource INT"),
+        (["sweep", "./task"], "no such file; did you mean ./task.py"),
+        (["swep"], "there is no command 'swep'; did you mean 'sweep'"),
     ],
 )
 def test_wrong_use(here, capsys, args, said):

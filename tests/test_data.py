@@ -34,7 +34,7 @@ def splits(data):
 X, Y = pair()
 BAD = {
     "no pair": ({"train": X}, "train must be a pair (x, y) of arrays, got ndarray"),
-    "no validation": ({"validation": None}, "validation must be a pair"),
+    "no validation": ({"validation": None}, "validation is missing; .* hold a part"),
     "triple": ({"train": (X, Y, Y)}, "train must be a pair"),
     "no array": ({"train": (None, Y)}, "train x holds no array"),
     "empty": ({"train": (X[:0], Y[:0])}, "train x is empty: its shape is (0, 3)"),

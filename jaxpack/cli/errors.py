@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import sysconfig
 import traceback
+import warnings
+from collections.abc import Generator
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 DONE, FAILED, WRONG_USE = 0, 1, 2
 SIGNALLED = 128
@@ -18,7 +22,7 @@ _OTHERS = tuple(
     for key in ("stdlib", "platstdlib", "purelib", "platlib")
     if (path := sysconfig.get_path(key))
 )
-_ON_PURPOSE = (ValueError, ImportError, OSError, RuntimeError)
+_ON_PURPOSE = (ValueError, ImportError, OSError, RuntimeError, AttributeError)
 
 
 class UsageError(ValueError):
@@ -35,6 +39,9 @@ def tell(error: Exception) -> int:
     mine = [frame for frame in frames if _is_users(frame.filename)]
     of_the_disk = isinstance(error, OSError) and not mine
     if not (_raised_here(error, frames) or of_the_disk):
+        # JAX's remark that it has left out frames of its own tells a user nothing.
+        notes = getattr(error, "__notes__", [])
+        notes[:] = [note for note in notes if "JAX_TRACEBACK_FILTERING" not in note]
         tb = _from_users(error.__traceback__)
         # A module that cannot be parsed has no line in it.
         error.__traceback__ = None if isinstance(error, SyntaxError) else tb
@@ -52,6 +59,20 @@ def _raised_here(error: Exception, frames: traceback.StackSummary) -> bool:
         return False
     inside = Path(frames[-1].filename).resolve().is_relative_to(_PACKAGE)
     return inside and (frames[-1].line or "").startswith("raise")
+
+
+@contextlib.contextmanager
+def warnings_in_a_line() -> Generator[None]:
+    """Shows warnings without the line of code that gave them, while it lasts."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        print(f"warning: {message}", file=sys.stderr)
+
+    shown, warnings.showwarning = warnings.showwarning, show
+    try:
+        yield
+    finally:
+        warnings.showwarning = shown
 
 
 def _from_users(tb: TracebackType | None) -> TracebackType | None:

@@ -55,7 +55,7 @@ class Dataset:
     def from_arrays(
         cls,
         train: tuple[PyTree, PyTree],
-        validation: tuple[PyTree, PyTree],
+        validation: tuple[PyTree, PyTree] | None = None,
         test: tuple[PyTree, PyTree] | None = None,
         *,
         standardize: bool = False,
@@ -72,7 +72,7 @@ class Dataset:
         Args:
           train: `(x, y)`, arrays or pytrees of arrays (dicts, tuples, lists) that
             share one leading axis, that of the examples.
-          validation: The same for the validation split.
+          validation: The same for the validation split, which has to be given.
           test: The same for the test split, or None.
           standardize: Whether to subtract the mean and divide by the standard
             deviation of the train split, in every float leaf of x: for each channel
@@ -83,9 +83,9 @@ class Dataset:
             array `[n]`.
 
         Raises:
-          ValueError: If a split is empty, its leading axes differ, the splits do not
-            look alike, values are not finite numbers, or labels are out of range or
-            never seen in the train split.
+          ValueError: If validation is missing, a split is empty, its leading axes
+            differ, the splits do not look alike, values are not finite numbers, or
+            labels are out of range or never seen in the train split.
 
         Examples:
           >>> x, y = np.arange(12.0).reshape(6, 2), np.array([0, 1, 0, 1, 0, 1])
