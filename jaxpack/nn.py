@@ -7,6 +7,7 @@ import contextvars
 import difflib
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -148,7 +149,9 @@ def takes(rate: Any) -> bool:
 
 
 @contextlib.contextmanager
-def intercept(mask: jax.Array | None = None) -> Generator[None]:
+def intercept(
+    mask: jax.Array | None = None, *, evaluates: bool = False
+) -> Generator[None]:
     """Makes stock linen layers take traced rates and padded batches, while it lasts.
 
     Applied or initialised inside this context,
@@ -165,13 +168,20 @@ def intercept(mask: jax.Array | None = None) -> Generator[None]:
 
     Args:
       mask: `[B]` bool, false on padding, or None where there is no padding.
+      evaluates: Whether to warn of dropout that drops.
     """
 
     def interceptor(next_fun, args, kwargs, context):
         if context.method_name == "__call__":
             method = type(context.module).__call__
             if (flag := _FLAGS.get(method)) is not None:
-                _check_told(context.module, flag, args, kwargs)
+                told = _told(context.module, flag, args, kwargs)
+                if evaluates and told is False and flag[0] == "deterministic":
+                    warnings.warn(
+                        "Dropout is told deterministic=False in evaluation, too, so "
+                        f"scores are noisy; {_remedy(flag[1])}",
+                        stacklevel=2,
+                    )
             if method is linen.Dropout.__call__:
                 if takes(context.module.rate):
                     return _dropout(context.module, *args, **kwargs)
@@ -190,21 +200,27 @@ _FLAGS = {
 """What tells a layer that it trains, and how to give it."""
 
 
-def _check_told(
+def _remedy(argument: str) -> str:
+    return (
+        "write `def __call__(self, x, *, train)`, which jaxpack calls with train, and "
+        f"give the layer {argument}"
+    )
+
+
+def _told(
     module: linen.Module,
     flag: tuple[str, str],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> None:
-    """Raises if a layer is not told whether it trains."""
-    name, remedy = flag
-    # Positional, it comes after the inputs.
-    if getattr(module, name) is None and kwargs.get(name, *args[1:2]) is None:
-        raise ValueError(
-            f"{type(module).__name__} is not told whether it trains: write `def "
-            f"__call__(self, x, *, train)`, which jaxpack calls with train, and give "
-            f"the layer {remedy}"
-        )
+) -> Any:
+    """Returns a layer's flag; raises if it is not told whether it trains."""
+    name, argument = flag
+    told = kwargs.get(name, *args[1:2])  # Positional, it comes after the inputs.
+    told = getattr(module, name) if told is None else told
+    if told is None:
+        layer = type(module).__name__
+        raise ValueError(f"{layer} is not told whether it trains: {_remedy(argument)}")
+    return told
 
 
 def _dropout(

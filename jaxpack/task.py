@@ -493,7 +493,7 @@ def _from_linen(
         module, signature = build(hp)
         state = {name: v for name, v in variables.items() if name != "params"}
         arguments = signature.arguments(train, mask)
-        with nn.intercept(mask):
+        with nn.intercept(mask, evaluates=not train):
             # Streams of any name but "dropout" draw from the "params" key.
             rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)}
             if not train:

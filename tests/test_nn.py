@@ -206,6 +206,17 @@ def test_dropout_without_a_flag_raises():
         linen.BatchNorm().init(jax.random.key(0), jnp.ones((2, 3)))
 
 
+def test_dropout_in_evaluation_warns():
+    def drop():
+        layer = linen.Dropout(0.5, deterministic=False)
+        return layer.apply({}, jnp.ones(3), rngs={"dropout": jax.random.key(0)})
+
+    with intercept():
+        drop()
+    with intercept(evaluates=True), pytest.warns(UserWarning, match="scores are noisy"):
+        drop()
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("rate", [0.3, jnp.float32(0.3)], ids=["weak", "strong"])
 def test_dropout_keeps_the_dtype(dtype, rate):
