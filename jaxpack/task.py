@@ -450,6 +450,12 @@ def _for_classes(
 
     def checked(outputs: Any, targets: Any, hp: HParams) -> Any:
         shape = jnp.shape(outputs) if isinstance(outputs, jax.Array) else ()
+        if shape and shape[:-1] != targets.shape:
+            raise ValueError(
+                f"the model's outputs have shape {shape} and the labels "
+                f"{targets.shape}; the default loss needs [B, ..., C] for labels "
+                "[B, ...] (images go into dense layers as x.reshape(len(x), -1))"
+            )
         if shape and shape[-1] <= highest:
             raise ValueError(
                 f"the model gives {shape[-1]} outputs for each label, but the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import inspect
 import json
 import os
@@ -18,7 +19,7 @@ import pytest
 
 import jaxpack as jp
 from jaxpack import driver
-from jaxpack.cli import main
+from jaxpack.cli import errors, main
 from jaxpack.cli.flags import Flags
 from jaxpack.cli.main import COMMANDS
 from jaxpack.cli.modules import NOTE
@@ -152,6 +153,14 @@ def test_errors_of_the_module_keep_their_traceback(here, capsys, text, last):
     code, _, err = run(capsys, "sweep", module(here, "broken", text))
     assert code == 1 and "broken.py" in err
     assert err.splitlines()[-1].startswith(last) and "jaxpack/cli" not in err
+
+
+def test_errors_without_a_line_of_the_user_begin_in_the_library(capsys):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        error = pool.submit(jp.metrics.infer_mode, 3).exception()  # pyrefly: ignore
+    assert errors.tell(error) == errors.FAILED
+    first = capsys.readouterr().err.splitlines()[1]
+    assert re.search(r"jaxpack.metrics\.py", first)
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,20 @@ def test_a_loss_of_another_shape(tiny_dataset, result, hint):
         jp.train(task, trials(), epochs=1)
 
 
+def test_outputs_that_do_not_fit_the_labels(tiny_dataset):
+    def apply(variables, hp, x, *, train, key, mask):
+        return x[:, None] @ variables["params"], {}
+
+    task = jp.Task.from_functions(
+        lambda key, hp, x: {"params": jnp.ones((x.shape[-1], 4))},
+        apply,
+        lambda hp: optax.sgd(0.1),
+        tiny_dataset,
+    )
+    with pytest.raises(ValueError, match=r"outputs have shape \(32, 1, .*reshape\(len"):
+        jp.train(task, [{}], epochs=1)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -76,11 +76,20 @@ def warnings_in_a_line() -> Generator[None]:
 
 
 def _from_users(tb: TracebackType | None) -> TracebackType | None:
-    """The part of a traceback from the user's code on; all where there is none."""
-    first = tb
-    while first is not None and not _is_users(first.tb_frame.f_code.co_filename):
-        first = first.tb_next
-    return first or tb
+    """The part from the user's code on; where there is none, from the library's on."""
+    for wanted in (_is_users, _is_librarys):
+        first = tb
+        while first is not None and not wanted(first.tb_frame.f_code.co_filename):
+            first = first.tb_next
+        if first is not None:
+            return first
+    return tb
+
+
+def _is_librarys(filename: str) -> bool:
+    """Whether a file is of jaxpack, but not of its command line."""
+    path = Path(filename).resolve()
+    return path.is_relative_to(_PACKAGE) and not path.is_relative_to(_PACKAGE / "cli")
 
 
 def _is_users(filename: str) -> bool:
