@@ -293,6 +293,16 @@ def test_compare(here, running, capsys):
     assert code == 0 and out.endswith("asked alike\n")
 
 
+def test_compare_counts_all_parts_of_a_sweep(here, capsys):
+    parts = shutil.copytree(here / "a", here / "parts")
+    asked = json.loads((parts / "sweep.json").read_text())
+    asked["outcome"]["stats"] |= {"lane_steps": 1, "lane_epochs": 1}
+    (parts / "sweep.json").write_text(json.dumps(asked))
+    _, out, _ = run(capsys, "compare", "a", "parts")
+    whole, part = (line.split()[1:] for line in out.splitlines()[1:3])
+    assert part == [*whole[:-1], "-"] and whole[-1] != "-"
+
+
 def test_export(here, running, capsys):
     kinds = [("csv", "x/a.csv"), ("parquet", "x/a.parquet"), ("tensorboard", "x/tb")]
     url = f"sqlite:///{here}/study.db"
