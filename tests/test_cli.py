@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import warnings
 
 import pandas as pd
 import pytest
@@ -131,8 +132,21 @@ def test_the_example_runs_as_it_is_written(tmp_path, monkeypatch, capsys):
             2,
             "error: --reduction-factor is 4, but RandomSearch(num_trials=2, ",
         ),
+        (
+            "from task import space, task\nimport jaxpack as jp\n"
+            "task = jp.Task(lambda hp: None, lambda hp: None,\n"
+            "    task.dataset, metrics={'cost': jp.metrics.accuracy})",
+            1,
+            "give --mode min or --mode max",
+        ),
+        (
+            "from task import jp, task\nscheduler = jp.SuccessiveHalving(4, 1)\n"
+            "space = jp.Space(learning_rate=0.1, dropout=0.1, widht=8)",
+            1,
+            "error: no hparam 'width'; did you mean 'widht'? (",
+        ),
     ],
-    ids=["kinds", "no space", "no task", "in the module", "scheduler"],
+    ids=["kinds", "no space", "no task", "in the module", "scheduler", "mode", "typo"],
 )
 def test_a_module_that_will_not_do(here, capsys, text, code, said):
     path = module(here, "m", text)
@@ -161,6 +175,13 @@ def test_errors_without_a_line_of_the_user_begin_in_the_library(capsys):
     assert errors.tell(error) == errors.FAILED
     first = capsys.readouterr().err.splitlines()[1]
     assert re.search(r"jaxpack.metrics\.py", first)
+
+
+@pytest.mark.filterwarnings("always")
+def test_warnings_are_a_line(capsys):
+    with errors.warnings_in_a_line():
+        warnings.warn("something is odd", stacklevel=1)
+    assert capsys.readouterr().err == "warning: something is odd\n"
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,14 @@ _OTHERS = tuple(
 _ON_PURPOSE = (ValueError, ImportError, OSError, RuntimeError, AttributeError)
 
 
+_FLAGS = {
+    "overwrite=True": "--overwrite",
+    'mode="min"': "--mode min",
+    'mode="max"': "--mode max",
+}
+"""What errors speak of in Python, and what that is on the command line."""
+
+
 class UsageError(ValueError):
     """The command was called wrongly."""
 
@@ -48,7 +56,9 @@ def tell(error: Exception) -> int:
         traceback.print_exception(error)
         return FAILED
     where = f" ({mine[-1].filename}, line {mine[-1].lineno})" if mine else ""
-    text = str(error).replace("overwrite=True", "--overwrite")
+    text = str(error)
+    for argument, flag in _FLAGS.items():
+        text = text.replace(argument, flag)
     print(f"error: {text}{where}", file=sys.stderr)
     return WRONG_USE if isinstance(error, UsageError) else FAILED
 
