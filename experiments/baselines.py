@@ -193,9 +193,9 @@ def _train_step(
             return losses.mean(), dict(model_state)
 
         if convolutions:
-            from jaxpack.rewrite import replace_convolutions
+            from jaxpack.rewrite import replace_operations
 
-            loss_of = replace_convolutions(loss_of)
+            loss_of = replace_operations(loss_of)
         grads, model_state = jax.grad(loss_of, has_aux=True)(state.params)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)

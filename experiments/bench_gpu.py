@@ -7,13 +7,15 @@ GPU, where one small network leaves most of the chip idle.
     PYTHONPATH=. python -m experiments.bench_gpu --smoke    # on any machine, a minute
 
 Nothing is downloaded, and of the packages that jaxpack can use it needs only jax, flax,
-optax, numpy and scikit-learn. Three parts:
+optax, numpy and scikit-learn. Four parts:
 
 - `lane_equals_solo`: the largest difference between the weights of trials trained by
   each engine and those of a plain loop without jaxpack, in float32 with the precision
   of matrix products pinned;
 - `models`: the step times of `experiments.step_time`, with packs of up to 256, in
   float32 (pinned again) and bfloat16;
+- `candidates`: forms of a pack's program that the library does not take so far: of its
+  convolutions, and of the training loop (see `experiments.candidates`);
 - `sweeps`: Hyperband with R=81 on the digits, across brackets, against `one`.
 
 A part that finds the time spent is left out and named under `left_out`. Results go to
@@ -33,7 +35,15 @@ import jax
 import numpy as np
 
 import jaxpack as jp
-from experiments import baselines, measure, models, step_time, sweep_runs, sweep_time
+from experiments import (
+    baselines,
+    candidates,
+    measure,
+    models,
+    step_time,
+    sweep_runs,
+    sweep_time,
+)
 from jaxpack.engines import ADVANCE
 from jaxpack.report import print_table
 
@@ -45,6 +55,9 @@ STEPS = 64
 LANES = (1, 16, 64, 256)
 MODELS = ("mlp_small", "cnn", "mlp", "transformer", "mlp_bfloat16", "cnn_bfloat16")
 CHECKED = ("mlp_small", "cnn", "resnet8")
+CANDIDATES = ("cnn", "cnn_bfloat16", "mlp_small", "resnet8")
+CANDIDATE_LANES = 32
+SMOKE_CASE = models.Case(models.CNN((2,), 4), (4, 4, 1), models.momentum, 4)
 BUDGET = step_time.Budget(repeats=5, seconds=0.2, least_steps=16, num_epochs=512)
 
 
@@ -96,7 +109,7 @@ def check(names: Sequence[str], steps: int) -> dict[str, Any]:
 
 
 def run(*, smoke: bool, started: float) -> dict[str, Any]:
-    """Runs the three parts, as long as there is time.
+    """Runs the four parts, as long as there is time.
 
     Args:
       smoke: Whether only to show that all of it works.
@@ -134,6 +147,20 @@ def run(*, smoke: bool, started: float) -> dict[str, Any]:
         print_table(step_time.table(name, measured))
         result["models"][name] = step_time.figures(measured)
         result["runs"] += step_time.rows({name: measured})
+    result["candidates"] = {}
+    for name in CANDIDATES[:1] if smoke else CANDIDATES:
+        if time.perf_counter() - started > SECONDS:
+            left_out.append(f"candidates of {name}")
+            continue
+        precision = None if "bfloat16" in name else "highest"
+        with jax.default_matmul_precision(precision):
+            result["candidates"][name] = candidates.time_candidates(
+                SMOKE_CASE if smoke else models.CASES[name],
+                2 if smoke else CANDIDATE_LANES,
+                chunks=(1, 2) if smoke else candidates.CHUNKS,
+                seconds=0.001 if smoke else 0.2,
+                repeats=1 if smoke else 5,
+            )
     result["left_out"] = left_out
     return result
 

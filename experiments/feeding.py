@@ -99,7 +99,7 @@ def from_device(pack: Pack, inputs: str) -> Train:
         lanes, data, order = fixed
 
         def batch(taken: jax.Array) -> Any:
-            epoch, index = jnp.divmod(taken, program.steps_per_epoch)
+            epoch, index = jnp.divmod(taken, program.steps_per_epoch({}))
             rows = order[epoch, index * size + jnp.arange(size)]
             return jax.tree.map(lambda leaf: leaf[rows], data)
 
@@ -141,7 +141,7 @@ def from_host(pack: Pack, inputs: str) -> Train:
         return _update(program, states, lanes, x, y, inputs)
 
     def batch(taken: int) -> tuple[jax.Array, jax.Array]:
-        epoch, index = divmod(taken, program.steps_per_epoch)
+        epoch, index = divmod(taken, program.steps_per_epoch({}))
         rows = pack.order[epoch, index * size : (index + 1) * size]
         return jax.device_put((prepared(pack.images[rows]), pack.labels[rows]))
 

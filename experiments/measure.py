@@ -15,8 +15,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 
+from jaxpack.forecast import Work
+from jaxpack.groups import kinds_of_trials
 from jaxpack.pack import Reading
-from jaxpack.planner import Plan, kinds_of_trials, plan, worker_devices
+from jaxpack.planner import plan, worker_devices
+from jaxpack.plans import Plan
 from jaxpack.task import Task
 from jaxpack.train import make_ready, steps_per_epoch
 from jaxpack.types import HParams, Trial
@@ -90,7 +93,7 @@ def fleet(
         trials,
         kinds_of_trials(trials),
         [horizon] * count,
-        [horizon] * count,
+        Work.of([horizon] * count),
         engine=engine,
         max_lanes=None if engine == "auto" else lanes,
         workers=workers,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jaxpack as jp
 from jaxpack import executables, policies
 from jaxpack.explain import draw, plan_sweep
-from jaxpack.planner import Plan
+from jaxpack.plans import Plan
 from jaxpack.schedulers import Assignment, Scheduler
 from jaxpack.train import make_ready, steps_per_epoch
 from jaxpack.types import Trial

@@ -98,7 +98,7 @@ def measured(
       takes from the host, and how far the weights are apart, as a share of their way.
     """
     pack = feeding.make_pack(config, models, lab)
-    most = lab.feed.window * pack.program.steps_per_epoch
+    most = lab.feed.window * pack.program.steps_per_epoch({})
     timers, weights = {}, {}
     for source, make in MAKE.items():
         for name in INPUTS:

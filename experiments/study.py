@@ -30,8 +30,9 @@ from flax import linen as nn
 import jaxpack as jp
 from jaxpack import step
 from jaxpack.engines import PackSpec
+from jaxpack.groups import kinds_of_trials
 from jaxpack.pack import Feed
-from jaxpack.planner import kinds_of_trials, plan
+from jaxpack.planner import plan
 from jaxpack.step import Program
 from jaxpack.types import HParams, Trial
 

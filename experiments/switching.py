@@ -43,8 +43,9 @@ import jaxpack as jp
 from experiments import measure
 from jaxpack import bundle, executables, trees
 from jaxpack.executables import CompileLog
+from jaxpack.groups import kinds_of_trials
 from jaxpack.pack import Feed
-from jaxpack.planner import kinds_of_trials, plan
+from jaxpack.planner import plan
 from jaxpack.report import print_table
 from jaxpack.train import make_ready
 from jaxpack.types import Trial

@@ -65,7 +65,7 @@ def timer(bundle: Bundle, seconds: float) -> Callable[[], float]:
       bundle: The bundle.
       seconds: How long a measurement should last.
     """
-    epoch = min(pack.spec.program.steps_per_epoch for pack in bundle.packs)
+    epoch = min(pack.spec.program.steps_per_epoch({}) for pack in bundle.packs)
     most = bundle.feed.window * epoch
     return paced(functools.partial(seconds_of, bundle), seconds, most)
 

@@ -13,7 +13,7 @@ import numpy as np
 from jaxpack import executables, pack, trees
 from jaxpack.engines import PackSpec, advance, name_of
 from jaxpack.pack import Feed, Pack, Reading, Ready
-from jaxpack.types import LaneState
+from jaxpack.types import LaneState, PyTree
 
 
 class Bundle:
@@ -70,7 +70,7 @@ class Bundle:
     def advance(self) -> None:
         """Trains to the next stop of any lane, or for a segment's longest time."""
         running = [
-            (lane, member.spec.program.steps_per_epoch)
+            (lane, lane.steps_per_epoch)
             for member in self.packs
             for lane in member.running
         ]
@@ -130,22 +130,36 @@ class Bundle:
 
     @functools.cached_property
     def _advance(self) -> Callable[..., tuple[LaneState, ...]]:
-        integer = jax.ShapeDtypeStruct((), np.int32)
+        train = trees.avals(self.feed.train)
         window = (self.feed.window, self.feed.num_examples)
-        states, hparams = zip(*(p.argument_avals for p in self.packs), strict=True)
-        return executables.get(
-            f"advance_{name_of(self.members)}",
-            functools.partial(advance, self.members),
-            (
-                states,
-                hparams,
-                trees.avals(self.feed.train),
-                jax.ShapeDtypeStruct(window, np.int32),
-                integer,
-                integer,
-            ),
-            identity=self.members,
-            device=self.feed.device,
-            log=self.log,
-            donate=(0,),
-        )
+        deck = jax.ShapeDtypeStruct(window, np.int32)
+        return program(self.members, train, deck, self.feed.device, self.log)
+
+
+def program(
+    members: tuple[PackSpec, ...],
+    train: PyTree,
+    deck: jax.ShapeDtypeStruct,
+    device: jax.Device,
+    log: executables.CompileLog,
+) -> Callable[..., tuple[LaneState, ...]]:
+    """The compiled `engines.advance` of some packs.
+
+    Args:
+      members: The packs.
+      train: Shapes and dtypes of the training inputs and labels.
+      deck: Those of the deck's window.
+      device: Where it runs.
+      log: Where a compilation is recorded.
+    """
+    integer = jax.ShapeDtypeStruct((), np.int32)
+    states, hparams = zip(*map(pack.argument_avals, members), strict=True)
+    return executables.get(
+        f"advance_{name_of(members)}",
+        functools.partial(advance, members),
+        (states, hparams, train, deck, integer, integer),
+        identity=members,
+        device=device,
+        log=log,
+        donate=(0,),
+    )

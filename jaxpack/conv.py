@@ -12,14 +12,17 @@ convolution and its two gradients are the three partial derivatives of T. The
 gradients of each of the three are the other two, so they are differentiable any
 number of times in reverse.
 
-On all other platforms the convolution and its gradients are XLA's own.
+On all other platforms the convolution and its gradients are XLA's own. `lowering`
+replaces either, so that forms can be compared on a platform, among them products of
+matrices with the patches of the images, which lanes turn into batches of products.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -200,6 +203,8 @@ def _partial(by: str, geometry: _Geometry, a: jax.Array, b: jax.Array) -> jax.Ar
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _derivative(by, geometry, a, b):
+    if _chosen is not None:
+        return LOWERINGS[_chosen][by](geometry, a, b)
     return lax.platform_dependent(
         a,
         b,
@@ -234,16 +239,21 @@ def _output(geometry: _Geometry, x: jax.Array, w: jax.Array) -> jax.Array:
     return _convolve(g)(x, w)
 
 
-def _image_gradient(geometry: _Geometry, w: jax.Array, y: jax.Array) -> jax.Array:
-    """Convolves `y`, spread out by the strides, with the kernels turned round."""
+def _turned(geometry: _Geometry) -> _Geometry:
+    """That of the convolution of `y`, spread out by the strides, which gives `x`'s."""
     g = geometry
     pads = []
     for n, k, s, (lo, _), e, d, m in zip(*g[:6], g.output, strict=True):
         low = d * (k - 1) - lo
         pads.append((low, e * (n - 1) + d * (k - 1) - s * (m - 1) - low))
-    turned = g._replace(
+    return g._replace(
         image=g.output, strides=g.spread, padding=tuple(pads), spread=g.strides
     )
+
+
+def _image_gradient(geometry: _Geometry, w: jax.Array, y: jax.Array) -> jax.Array:
+    """Convolves `y`, spread out by the strides, with the kernels turned round."""
+    g, turned = geometry, _turned(geometry)
     w = w[::-1, ::-1]
     if g.groups > 1:
         each = _shifted_sum(turned, y, w)
@@ -362,5 +372,69 @@ def _native_kernel_gradient(geometry, x, y):
     return gradient
 
 
+def _patches(geometry: _Geometry, x: jax.Array) -> jax.Array:
+    """What each place of the output sees: `[B, H', W', h * w, I]`."""
+    return jnp.stack(list(_shifted(geometry, x)), 3)
+
+
+def _patches_output(geometry, x, w):
+    if geometry.groups > 1:
+        return _output(geometry, x, w)
+    w = w.reshape(-1, *w.shape[2:])
+    patches = _patches(geometry, x)
+    return jnp.einsum("bhwki,kio->bhwo", patches, w, precision=geometry.precision)
+
+
+def _patches_image_gradient(geometry, w, y):
+    if geometry.groups > 1:
+        return _image_gradient(geometry, w, y)
+    w = jnp.swapaxes(w[::-1, ::-1], 2, 3)
+    return _patches_output(_turned(geometry), y, w)
+
+
+def _patches_kernel_gradient(geometry, x, y):
+    if geometry.groups > 1:
+        return _kernel_gradient(geometry, x, y)
+    patches = _patches(geometry, x)
+    w = jnp.einsum("bhwki,bhwo->kio", patches, y, precision=geometry.precision)
+    return w.reshape(*geometry.kernel, *w.shape[1:])
+
+
 _ON_CPU = {"x": _image_gradient, "w": _kernel_gradient, "y": _output}
 _NATIVE = {"x": _native_image_gradient, "w": _native_kernel_gradient, "y": _native}
+_PATCHES = {
+    "x": _patches_image_gradient,
+    "w": _patches_kernel_gradient,
+    "y": _patches_output,
+}
+LOWERINGS = {"native": _NATIVE, "looped": _ON_CPU, "patches": _PATCHES}
+"""The forms of a convolution: XLA's own, this module's for CPUs, matrix products."""
+_chosen: str | None = None
+
+
+@contextlib.contextmanager
+def lowering(name: str) -> Generator[None]:
+    """Has all convolutions of the process traced in one form, to compare them.
+
+    Everything traced is forgotten before and after.
+
+    Args:
+      name: One of `LOWERINGS`.
+
+    Examples:
+      >>> with lowering("patches"):
+      ...     "conv" in str(jax.make_jaxpr(conv_general_dilated, static_argnums=(2, 3))(
+      ...         jnp.ones((1, 1, 5, 5)), jnp.ones((1, 1, 3, 3)), (1, 1), "SAME"
+      ...     ))
+      False
+    """
+    global _chosen
+    if name not in LOWERINGS:
+        raise ValueError(f"lowering is {name!r}; it must be one of {[*LOWERINGS]}")
+    before, _chosen = _chosen, name
+    jax.clear_caches()
+    try:
+        yield
+    finally:
+        _chosen = before
+        jax.clear_caches()

@@ -23,7 +23,7 @@ import optax
 
 from jaxpack import jaxprs
 from jaxpack.probe import Probe, Trace, agree, mixes_examples
-from jaxpack.step import LaneHParam, Program
+from jaxpack.step import BATCH_SIZE, LaneHParam, Program
 from jaxpack.task import Task
 from jaxpack.types import HParams, PyTree
 
@@ -31,6 +31,7 @@ _LIBRARIES = tuple(
     os.path.dirname(os.path.abspath(module.__file__)) + os.sep
     for module in (jax, np, flax, optax)
 )
+_PADDED = "batches are padded to the largest"
 _DIFFERS = "a step differs from the one that its Python value gives"
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -85,6 +86,7 @@ class Detection:
       key: The hparams that fix the program, with the trial's values.
       state: Shapes and dtypes of one lane's state.
       flops: Of a training step, at least.
+      scratch: Bytes of all values that a training step computes.
     """
 
     program: Program
@@ -92,6 +94,7 @@ class Detection:
     key: tuple[tuple[str, Any], ...]
     state: PyTree
     flops: float
+    scratch: int
 
     def covers(self, hparams: Mapping[str, Any]) -> bool:
         """Whether a trial with these hparams has this program."""
@@ -135,6 +138,7 @@ def detect(
     kinds: Mapping[str, Kind],
     total_steps: int,
     like: Detection | None = None,
+    padded_to: int | None = None,
 ) -> Detection:
     """Finds the program of one trial.
 
@@ -144,6 +148,8 @@ def detect(
       kinds: The kind of each hparam.
       total_steps: The schedule's horizon in steps.
       like: What was found for another trial of the task: a first guess.
+      padded_to: The size that batches are padded to, so that `batch_size` may differ
+        between lanes; None where it fixes the program.
 
     Returns:
       Its program, which other trials with the same `key` share.
@@ -153,11 +159,11 @@ def detect(
         declared so, or one declared `static=False` has to be.
       Exception: Whatever the task's own functions raise with Python values.
     """
-    probe = Probe(task, hparams, total_steps)
+    probe = Probe(task, hparams, total_steps, padded_to)
     python = probe.plain()  # The user's own errors come from here, as they are.
     reads = probe.reads
     found = _Found()
-    candidates = _candidates(kinds, reads, found)
+    candidates = _candidates(kinds, reads, found, padded=padded_to is not None)
     traced = _guess(probe, candidates, python, like, found)
     if traced is None:  # Something cannot be traced: take them one by one.
         traced = _one_by_one(probe, candidates, python, found)
@@ -171,7 +177,7 @@ def detect(
     lanes, reasons, hints = traced.lanes, found.reasons, found.hints
     names = {lane.name for lane in lanes}
     static = {n: value for n, value in probe.values.items() if n not in names}
-    unread = [name for name in static if name not in reads and name != "batch_size"]
+    unread = [name for name in static if name not in reads and name != BATCH_SIZE]
     key = [(name, value) for name, value in static.items() if name not in unread]
     _check_declared(kinds, key, reasons, hints, reads)
     mixes = mixes_examples(probe, lanes)
@@ -191,6 +197,7 @@ def detect(
         key=tuple(key),
         state=traced.state,
         flops=jaxprs.flops(traced.step),
+        scratch=jaxprs.value_bytes(traced.step),
     )
 
 
@@ -203,7 +210,8 @@ def _fingerprint(probe: Probe, traced: Trace, mixes: bool) -> str:
             flats += other.trace(traced.lanes, masked=False).flat()
     names = [name for name, _ in probe.functions.metrics]
     structures = str(jax.tree.structure((traced.state, probe.data)))
-    return jaxprs.fingerprint(flats, names, structures)
+    padded = ["padded"] * any(lane.name == BATCH_SIZE for lane in traced.lanes)
+    return jaxprs.fingerprint(flats, names, structures, *padded)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,11 +223,15 @@ class _Found:
 
 
 def _candidates(
-    kinds: Mapping[str, Kind], reads: Mapping[str, Any], found: _Found
+    kinds: Mapping[str, Kind],
+    reads: Mapping[str, Any],
+    found: _Found,
+    *,
+    padded: bool,
 ) -> list[LaneHParam]:
     candidates = []
     for name, kind in kinds.items():
-        if name == "batch_size":
+        if name == BATCH_SIZE and not padded:
             found.reasons[name] = "fixes the shapes"
         elif kind.dtype is None:
             found.reasons[name] = kind.why
@@ -406,8 +418,8 @@ def _findings(
     for name in kinds:
         line = _place(*reads[name]) if name in reads else ""
         per_lane = name in order
-        if name == "batch_size":
-            reason = reasons[name]
+        if name == BATCH_SIZE:
+            reason = reasons.get(name, _PADDED)
         elif name == "seed" and name not in reads:
             reason = "enters the trial's random key"
         elif name not in reads or (per_lane and order.index(name) not in reached):

@@ -13,7 +13,7 @@ from jaxpack import resume
 from jaxpack.interrupt import Interrupts
 from jaxpack.ledger import Ledger
 from jaxpack.pack import Reading, Ready
-from jaxpack.planner import Plan
+from jaxpack.plans import Plan
 from jaxpack.progress import Progress, RungCount, Snapshot
 from jaxpack.schedulers import Assignment, Brackets, Scheduler
 from jaxpack.store import Store

@@ -7,7 +7,10 @@ from typing import Any
 
 from jaxpack import checks, executables
 from jaxpack.fixed import Fixed, as_space
-from jaxpack.planner import Plan, check, kinds_of_space, plan
+from jaxpack.forecast import Work
+from jaxpack.groups import kinds_of_space
+from jaxpack.planner import check, plan
+from jaxpack.plans import Plan
 from jaxpack.schedulers import Hyperband, Scheduler
 from jaxpack.space import Space
 from jaxpack.task import Task, check_batch_size
@@ -117,21 +120,21 @@ def plan_sweep(
     engine: str,
     max_lanes: int | None,
     workers: int | None,
+    padding: bool | None = None,
 ) -> Plan:
     """The plan for a sweep's trials; see `explain` for the arguments."""
     spes, totals = horizons(task, scheduler, trials)
-    # What a trial trains on average, whatever the scores.
-    mean = scheduler.total_resource() / scheduler.num_trials
-    expected = [mean * (spe if scheduler.unit == "epochs" else 1) for spe in spes]
+    units = tuple(in_steps(1, scheduler.unit, spe) for spe in spes)
     return plan(
         task,
         trials,
         kinds_of_space(space, trials),
         totals,
-        expected,
+        Work(scheduler.brackets(), units),
         engine=engine,
         max_lanes=max_lanes,
         workers=workers,
+        padding=padding,
     )
 
 

@@ -7,6 +7,7 @@ import functools
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -158,6 +159,10 @@ class _Lane:
     seconds: float = 0.0
 
     @property
+    def steps_per_epoch(self) -> int:
+        return int(self.ready.pack.program.steps_per_epoch(self.ready.lane))
+
+    @property
     def due(self) -> bool:
         return self.first_bad_step is not None or self.step == self.stops[0]
 
@@ -181,12 +186,11 @@ class Pack:
         self.seed = np.uint32(seed)
         self.live: dict[int, _Lane] = {}
         self.usage = Usage()
+        self.steps: Counter[int] = Counter()  # lane-steps by steps an epoch
         self.spans: list[tuple[float, dict[str, float]]] = []
-        width = spec.lane_axis
         self._lane_avals = step.lane_avals(spec.program.lane_hparams)
-        self._hparams_avals = step.lane_avals(spec.program.lane_hparams, width)
-        self._states_avals = trees.avals(spec.state, width)
-        self._hparams = trees.zeros(self._hparams_avals)
+        self._states_avals, hparams_avals = argument_avals(spec)
+        self._hparams = trees.zeros(hparams_avals)
         # An empty lane's target is 0: it is not trained.
         self._states = jax.device_put(trees.zeros(self._states_avals), feed.device)
 
@@ -234,11 +238,6 @@ class Pack:
         """The lanes' states and hparams, as a program takes them."""
         return self._states, self._hparams
 
-    @property
-    def argument_avals(self) -> tuple[PyTree, PyTree]:
-        """Shapes and dtypes of `arguments`."""
-        return self._states_avals, self._hparams_avals
-
     def replace(self, states: LaneState) -> None:
         """Takes the lanes' new states, as a program has returned them."""
         self._states = states
@@ -251,16 +250,21 @@ class Pack:
           end: The epoch at whose start the deck on the device ends.
           seconds: What it took, for each lane that was trained.
         """
-        end *= self.spec.program.steps_per_epoch
         bad = np.atleast_1d(self._states.first_bad_step)
-        running = {i: x for i, x in self.live.items() if not x.due and x.step < end}
+        running = {
+            i: lane
+            for i, lane in self.live.items()
+            if not lane.due and lane.step < end * lane.steps_per_epoch
+        }
         before = sum(lane.step for lane in running.values())
         for i, lane in running.items():
+            self.steps[lane.steps_per_epoch] -= lane.step
             lane.seconds += seconds
             lane.step += steps
             if bad[i] >= 0:
                 lane.first_bad_step = int(bad[i])
                 lane.step = lane.first_bad_step + 1
+            self.steps[lane.steps_per_epoch] += lane.step
         self._use(
             lane_steps=sum(lane.step for lane in running.values()) - before,
             computed=steps * self.spec.num_lanes if running else 0,
@@ -403,6 +407,13 @@ class Pack:
 
 
 _INT = jax.ShapeDtypeStruct((), np.int32)
+
+
+def argument_avals(spec: PackSpec) -> tuple[PyTree, PyTree]:
+    """Shapes and dtypes of a pack's states and hparams, as a program takes them."""
+    width = spec.lane_axis
+    hparams = step.lane_avals(spec.program.lane_hparams, width)
+    return trees.avals(spec.state, width), hparams
 
 
 def evaluation(

@@ -1,9 +1,8 @@
-"""The plan: which trials share a program, and how each program is run."""
+"""The plan: how each program is run, by rule or by measurement."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -11,158 +10,49 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxpack import checks, trees
+from jaxpack import checks
 from jaxpack.combine import MOST_FUSED, filled, partition
-from jaxpack.detect import (
-    Detection,
-    Finding,
-    Kind,
-    StaticHParamError,
-    detect,
-    kind_of,
+from jaxpack.data import Dataset
+from jaxpack.detect import Finding, Kind
+from jaxpack.engines import ENGINES, PackSpec
+from jaxpack.forecast import Work
+from jaxpack.groups import (
+    Group,
+    but_for_batch_size,
+    exchanged,
+    group_trials,
+    may_be_padded,
+    merged,
+    together,
 )
-from jaxpack.dimensions import Dimension, Uniform
-from jaxpack.engines import ADVANCE, ENGINES, PackSpec
-from jaxpack.space import Space
+from jaxpack.memory import Need, lanes_that_fit
+from jaxpack.plans import Plan, PlannedPack
 from jaxpack.task import Task
 from jaxpack.tune import measure
 from jaxpack.types import Trial
+from jaxpack.widths import (
+    COMPILE_SECONDS,
+    GAIN,
+    Layout,
+    Pace,
+    Tail,
+    lay_out,
+    pace_of,
+    widest,
+)
 
 TINY = 10_000
 """Parameters below which a pack beats single trials on a CPU core."""
-DEFAULT_LANES = 16
 MOST_WORKERS = 1024
 """Threads that nobody can mean to have more of."""
 FLOPS = 5e10
 """What a worker may be expected to compute a second."""
+PROGRAMS = 2
+"""What a pack has compiled, in programs as long as its training step."""
 WORTH_MEASURING = 30.0
 """Seconds of expected work from which the engines are measured: some 20 compiles."""
 WORTH_FUSING = 120.0
 """The same for fusing unlike packs, which takes a compile for each of them again."""
-
-
-@dataclasses.dataclass(frozen=True)
-class PlannedPack:
-    """The trials of one program.
-
-    Attributes:
-      spec: The pack to build for them.
-      key: The static hparams they have in common.
-      trial_ids: The trials.
-      num_params: Weights of one trial.
-      flops: Of one training step, at least.
-      reason: Why this engine and width.
-      measured: Candidates and their microseconds a lane-step, where measured.
-      fused: The packs that share this one's program, itself included; empty where it
-        has a program of its own.
-    """
-
-    spec: PackSpec
-    key: tuple[tuple[str, Any], ...]
-    trial_ids: tuple[int, ...]
-    num_params: int
-    flops: float
-    reason: str
-    measured: tuple[tuple[str, float], ...] = ()
-    fused: tuple[PackSpec, ...] = ()
-
-    @property
-    def engine(self) -> str:
-        """The engine that advances it."""
-        return "fused" if self.fused else self.spec.engine
-
-    @property
-    def num_lanes(self) -> int:
-        """Lanes of its program."""
-        return sum(spec.num_lanes for spec in self.fused or (self.spec,))
-
-    @property
-    def lane_bytes(self) -> int:
-        """Memory of one lane's state: weights, optimizer state and the rest."""
-        return trees.size_bytes(self.spec.state)
-
-    def row(self) -> dict[str, Any]:
-        """The pack as a plain record, for tables and files."""
-        return {
-            "static": dict(self.key),
-            "engine": self.engine,
-            "lanes": self.num_lanes,
-            "trials": len(self.trial_ids),
-            "params": self.num_params,
-            "lane_bytes": self.lane_bytes,
-            "flops": self.flops,
-            "reason": self.reason,
-            "measured": dict(self.measured),
-        }
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """What a call will run. `print(plan)` shows it.
-
-    Attributes:
-      packs: The packs, one a program.
-      findings: For each hparam, whether it may differ between lanes, and why.
-      workers: The device of each worker.
-      failed: Trials whose program cannot be built, with the reason.
-    """
-
-    packs: tuple[PlannedPack, ...]
-    findings: tuple[Finding, ...]
-    workers: tuple[jax.Device, ...]
-    failed: Mapping[int, str] = dataclasses.field(default_factory=dict)
-
-    def pack_of(self, trial_id: int) -> PackSpec:
-        """The pack that a trial fits into."""
-        return self._packs_by_trial[trial_id]
-
-    @property
-    def fused(self) -> dict[PackSpec, tuple[PackSpec, ...]]:
-        """For each pack that shares its program with others, all of that program's."""
-        return {pack.spec: pack.fused for pack in self.packs if pack.fused}
-
-    @property
-    def _packs_by_trial(self) -> dict[int, PackSpec]:
-        if "_by_trial" not in self.__dict__:
-            by_trial = {i: p.spec for p in self.packs for i in p.trial_ids}
-            object.__setattr__(self, "_by_trial", by_trial)
-        return self.__dict__["_by_trial"]
-
-    def __str__(self) -> str:
-        """The plan as text: hparams, packs, workers."""
-        names = max((len(f.name) for f in self.findings), default=4)
-        lines = ["hparams"]
-        for finding in self.findings:
-            where = "per-lane" if finding.per_lane else "static"
-            line = f"  {finding.name:<{names}}  {where:<8}  {finding.reason}"
-            lines.append(line)
-            if finding.line:
-                lines.append(f"  {'':<{names}}            {_short(finding.line)}")
-        total = sum(len(pack.trial_ids) for pack in self.packs)
-        programs = list(dict.fromkeys(p.fused or (p.spec,) for p in self.packs))
-        count = f"{len(programs)} program{'s' * (len(programs) != 1)}"
-        lines.append(f"{count} for {total} trials")
-        for pack in self.packs:
-            key = ", ".join(f"{name}={value}" for name, value in pack.key) or "all"
-            lanes = f" x {pack.spec.num_lanes}" if pack.spec.num_lanes > 1 else ""
-            engine = f"{pack.spec.engine}{lanes}"
-            if pack.fused:
-                share = pack.fused.count(pack.spec) * pack.spec.num_lanes
-                number = programs.index(pack.fused) + 1
-                engine = f"fused, {share} of {pack.num_lanes} lanes of program {number}"
-            lines.append(
-                f"  {key}: {len(pack.trial_ids)} trials, {engine}, "
-                f"{pack.num_params:,} params, {_bytes(pack.lane_bytes)} a lane"
-            )
-        for reason in dict.fromkeys(pack.reason for pack in self.packs):
-            lines.append(f"  {reason}")
-        device = self.workers[0].device_kind
-        lines.append(f"{len(self.workers)} workers on {device}")
-        for trial_id, reason in self.failed.items():
-            lines.append(f"trial {trial_id} cannot be built: {reason}")
-        return "\n".join(lines)
-
-    __repr__ = __str__
 
 
 def plan(
@@ -170,11 +60,12 @@ def plan(
     trials: Sequence[Trial],
     kinds: Sequence[Mapping[str, Kind]],
     total_steps: Sequence[int],
-    expected_steps: Sequence[float] | None = None,
+    work: Work | None = None,
     *,
     engine: str = "auto",
     max_lanes: int | None = None,
     workers: int | None = None,
+    padding: bool | None = None,
 ) -> Plan:
     """Groups trials by program and chooses how each program is run.
 
@@ -183,11 +74,13 @@ def plan(
       trials: The trials.
       kinds: For each trial, the kind of each of its hparams.
       total_steps: Each trial's schedule horizon, in steps.
-      expected_steps: How many steps each trial may be expected to train; nothing is
-        measured where this is not known.
+      work: What is to be trained; where this is not known, nothing is measured, and
+        packs are as wide as there are trials for.
       engine: "packed", "solo", "fused" or "auto".
       max_lanes: Widest pack allowed; for "fused", the most trials of one program.
       workers: Worker threads; a core each on a CPU, one a device elsewhere.
+      padding: Whether trials of unlike batch sizes share packs, their batches padded to
+        the largest; None for what the forecast says.
 
     Raises:
       ValueError: If an argument is not what it should be.
@@ -195,60 +88,33 @@ def plan(
         has certain hparams.
     """
     check(engine, max_lanes, workers)
-    expected_steps = expected_steps or [0.0] * len(trials)
-    groups, failed = _group(task, trials, kinds, total_steps, expected_steps)
+    expected_steps = work.steps if work else [0.0] * len(trials)
+    groups, failed = group_trials(task, trials, kinds, total_steps, expected_steps)
     devices = worker_devices(workers)
-    choices = _choose(task, groups, engine, devices, max_lanes)
+    alone = engine == "auto"
+    widths = _Widths(task.dataset, work, devices, max_lanes, alone)
+    if engine in ("auto", "packed"):
+        totals = {t.trial_id: n for t, n in zip(trials, total_steps, strict=True)}
+        groups = _padded(task, groups, engine, widths, totals, padding)
+    choices = _choose(task, groups, engine, widths)
+    layout = widths.of(groups, choices)
     packs = [
-        _pack(group, choice, _width(group, choice.engine, devices, max_lanes))
-        for group, choice in zip(groups, choices, strict=True)
+        _pack(group, choice, lanes, widths.fit(group, lanes)[1])
+        for group, choice, lanes in zip(groups, choices, layout.lanes, strict=True)
+    ]
+    packs = [
+        pack
+        if tail is None
+        else dataclasses.replace(pack, tail=(tail.steps, _narrowed(pack.spec, tail)))
+        for pack, tail in zip(packs, layout.tails, strict=True)
     ]
     if engine == "fused":
         packs = _fused_as_asked(packs, groups, devices, max_lanes or MOST_FUSED)
     elif engine == "auto":
         packs = _fused_where_faster(task, packs, groups, devices, max_lanes)
-    merged = _merge_findings([group.detection.findings for group in groups])
-    _warn(merged, packs, len(trials))
-    return Plan(tuple(packs), merged, devices, failed)
-
-
-def kinds_of_space(space: Space, trials: Sequence[Trial]) -> list[dict[str, Kind]]:
-    """For each trial of a space, the kind of each hparam it has."""
-    return [
-        {name: _kind_of_dim(dim) for name, dim in space.dims_of(trial.hparams).items()}
-        for trial in trials
-    ]
-
-
-def kinds_of_dims(
-    dims: Mapping[str, Dimension], trials: Sequence[Trial]
-) -> list[dict[str, Kind]]:
-    """The same by the dimensions alone, for trials of a space that is not at hand."""
-    return [
-        {name: _kind_of_dim(dims[name]) for name in trial.hparams} for trial in trials
-    ]
-
-
-def _kind_of_dim(dim: Dimension) -> Kind:
-    values = dim.values() or [dim.typical()]
-    if isinstance(values, range):
-        values = [values[0], values[-1]]
-    kind = kind_of(values, dim.static)
-    if not isinstance(dim, Uniform):
-        return kind
-    # Just inside: at 0 a dropout, say, is not the same computation any more.
-    margin = 1e-3 * (dim.hi - dim.lo)
-    return kind._replace(continuous=True, extremes=(dim.lo + margin, dim.hi - margin))
-
-
-def kinds_of_trials(trials: Sequence[Trial]) -> list[dict[str, Kind]]:
-    """For each trial, the kind of each hparam it has, by the values given for it."""
-    values: dict[str, list[Any]] = {}
-    for trial in trials:
-        for name, value in trial.hparams.items():
-            values.setdefault(name, []).append(value)
-    kinds = {name: kind_of(of_name) for name, of_name in values.items()}
-    return [{name: kinds[name] for name in trial.hparams} for trial in trials]
+    findings = _merge_findings([group.detection.findings for group in groups])
+    _warn(findings, packs, len(trials))
+    return Plan(tuple(packs), findings, devices, failed, layout.forecast.occupancy)
 
 
 def worker_devices(workers: int | None = None) -> tuple[jax.Device, ...]:
@@ -280,109 +146,56 @@ def check(engine: str, max_lanes: int | None, workers: int | None) -> None:
         checks.whole("workers", workers, below=MOST_WORKERS + 1)
 
 
-class _Architecture(NamedTuple):
-    """What trials must have in common for one to tell what hparams do to another."""
-
-    kinds: Mapping[str, Kind]
-    model: Any
-
-    def __str__(self) -> str:
-        names = [name for name in self.kinds if name != "model"]
-        model = [f"model={self.model!r}"] if "model" in self.kinds else []
-        return ", ".join(model + names) or "no hparams"
-
-
-@dataclasses.dataclass
-class _Group:
-    """The trials of one program, and the steps they may be expected to train."""
-
-    detection: Detection
-    architecture: _Architecture
-    trials: list[Trial] = dataclasses.field(default_factory=list)
-    steps: float = 0.0
-
-    @property
-    def num_params(self) -> int:
-        return sum(leaf.size for leaf in jax.tree.leaves(self.detection.state.params))
-
-    @property
-    def family(self) -> tuple[Any, ...]:
-        """What groups have in common that one measurement speaks for."""
-        size = round(math.log(max(self.detection.flops, 1.0), 4))
-        return size, *(lane.name for lane in self.detection.program.lane_hparams)
-
-
 class Choice(NamedTuple):
     """An engine, why it was chosen, and what was measured of which candidates."""
 
     engine: str
     reason: str
     measured: tuple[tuple[str, float], ...] = ()
+    slower: tuple[tuple[str, float], ...] = ()
 
 
-def _group(
+def _padded(
     task: Task,
-    trials: Sequence[Trial],
-    kinds: Sequence[Mapping[str, Kind]],
-    total_steps: Sequence[int],
-    expected_steps: Sequence[float],
-) -> tuple[list[_Group], dict[int, str]]:
-    """Puts each trial to the first program that covers it, tracing new ones."""
-    groups: list[_Group] = []
-    failed: dict[int, Exception] = {}
-    architectures = [
-        _Architecture(its_kinds, trial.hparams.get("model"))
-        for trial, its_kinds in zip(trials, kinds, strict=True)
-    ]
-    for trial, architecture, total, steps in zip(
-        trials, architectures, total_steps, expected_steps, strict=True
-    ):
-        values = dict(trial.hparams) | {"total_steps": total}
-        alike = [g for g in groups if g.architecture.kinds == architecture.kinds]
-        group = next((g for g in alike if g.detection.covers(values)), None)
-        if group is None:
-            known = (g.detection for g in alike if g.architecture == architecture)
-            like = next(known, None)
-            try:
-                detection = detect(task, trial.hparams, architecture.kinds, total, like)
-            except StaticHParamError:
-                raise
-            except Exception as error:
-                failed[trial.trial_id] = error
-                continue
-            group = _Group(detection, architecture)
-            groups.append(group)
-        group.trials.append(trial)
-        group.steps += steps
-    _check_architectures(trials, architectures, failed)
-    reasons = {i: f"{type(e).__name__}: {e}" for i, e in failed.items()}
-    return groups, reasons
+    groups: list[Group],
+    engine: str,
+    widths: _Widths,
+    totals: Mapping[int, int],
+    padding: bool | None,
+) -> list[Group]:
+    """Puts groups that differ in their batch size alone together, where that pays.
+
+    Their batches are then padded to the largest. What a padded step wastes is weighed
+    against the compilations and the half-empty packs of programs of their own.
+    """
+
+    def choice(group: Group) -> Choice:
+        if engine == "packed":
+            return Choice("packed", "")
+        return usual(widths.devices[0].platform, group.num_params)
+
+    def cost(groups: Sequence[Group]) -> float:
+        layout = widths.of(groups, [choice(group) for group in groups])
+        programs = PROGRAMS * len(groups) / len(widths.devices)
+        return layout.forecast.seconds + COMPILE_SECONDS * programs
+
+    alike: dict[Any, list[Group]] = {}
+    for group in groups:
+        if choice(group).engine == "packed" and may_be_padded(group):
+            alike.setdefault(but_for_batch_size(group), []).append(group)
+    sets = [members for members in alike.values() if len(members) > 1]
+    unknown = padding is None and widths.work is None
+    if not sets or padding is False or unknown:
+        return groups
+    if padding is None:
+        guessed = exchanged(groups, [(m, together(m)) for m in sets])
+        if cost(guessed) > GAIN * cost(groups):
+            return groups
+    found = [(members, merged(task, members, totals)) for members in sets]
+    return exchanged(groups, [(m, one) for m, one in found if one is not None])
 
 
-def _check_architectures(
-    trials: Sequence[Trial],
-    architectures: Sequence[_Architecture],
-    failed: Mapping[int, Exception],
-) -> None:
-    """Raises what fails for all trials of an architecture: no value is at fault."""
-    built = [
-        architecture
-        for trial, architecture in zip(trials, architectures, strict=True)
-        if trial.trial_id not in failed
-    ]
-    for trial, architecture in zip(trials, architectures, strict=True):
-        if architecture in built:
-            continue
-        error = failed[trial.trial_id]
-        if architectures.count(architecture) < len(trials):
-            error.add_note(
-                f"All trials with the hparams {architecture} fail like this one, trial "
-                f"{trial.trial_id}."
-            )
-        raise error
-
-
-def _pack(group: _Group, choice: Choice, lanes: int) -> PlannedPack:
+def _pack(group: Group, choice: Choice, lanes: int, need: Need) -> PlannedPack:
     detection = group.detection
     return PlannedPack(
         spec=PackSpec(detection.program, choice.engine, lanes, detection.state),
@@ -392,25 +205,54 @@ def _pack(group: _Group, choice: Choice, lanes: int) -> PlannedPack:
         flops=detection.flops,
         reason=choice.reason,
         measured=choice.measured,
+        memory_bytes=need.of(lanes),
+        memory_compiled=need.compiled,
+        apart=group.apart,
     )
 
 
-def _width(
-    group: _Group, engine: str, devices: Sequence[jax.Device], widest: int | None
-) -> int:
-    """A pack's width: no wider than the trials need once every worker has a pack."""
-    if engine == "solo":
-        return 1
-    share = -(-len(group.trials) // len(devices))
-    return min(widest or DEFAULT_LANES, 1 << (share - 1).bit_length())
+@dataclasses.dataclass(frozen=True)
+class _Widths:
+    """What the widths of packs depend on besides the packs."""
+
+    dataset: Dataset
+    work: Work | None
+    devices: tuple[jax.Device, ...]
+    max_lanes: int | None
+    alone: bool
+    known: dict[str, tuple[int, Need]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def pace(self) -> Pace:
+        return pace_of(self.devices[0].platform)
+
+    def of(self, groups: Sequence[Group], choices: Sequence[Choice]) -> Layout:
+        """The widths of groups of trials, and their tails."""
+        workers, most = len(self.devices), self.max_lanes or self.pace.lanes
+        loads = []
+        for group, choice in zip(groups, choices, strict=True):
+            load = group.load(choice.engine, choice.slower)
+            fit, _ = self.fit(group, load.width(most, workers))
+            loads.append(dataclasses.replace(load, most=fit))
+        if self.work is None:
+            return widest(loads, workers, most)
+        return lay_out(loads, self.work, workers, self.pace, most, alone=self.alone)
+
+    def fit(self, group: Group, lanes: int) -> tuple[int, Need]:
+        """How many of the lanes wanted fit into memory, and what a pack takes of it."""
+        name = f"{group.detection.program.fingerprint} {lanes}"
+        if name not in self.known:
+            wanted = group.detection, self.dataset, self.devices, lanes
+            self.known[name] = lanes_that_fit(*wanted)
+        return self.known[name]
+
+
+def _narrowed(spec: PackSpec, tail: Tail) -> PackSpec:
+    return dataclasses.replace(spec, engine=tail.engine, num_lanes=tail.lanes)
 
 
 def _choose(
-    task: Task,
-    groups: Sequence[_Group],
-    engine: str,
-    devices: Sequence[jax.Device],
-    max_lanes: int | None,
+    task: Task, groups: Sequence[Group], engine: str, widths: _Widths
 ) -> list[Choice]:
     """An engine for each group: the one asked for, the usual one, or the fastest.
 
@@ -425,19 +267,22 @@ def _choose(
         return [Choice("solo", reason)] * len(groups)
     if engine != "auto":
         return [Choice(engine, "as asked for")] * len(groups)
-    families: dict[Any, list[_Group]] = {}
+    families: dict[Any, list[Group]] = {}
     for group in groups:
-        families.setdefault(group.family, []).append(group)
-    choices = {}
+        if not group.detection.program.padded:
+            families.setdefault(group.family, []).append(group)
+    largest = {
+        family: max(members, key=lambda g: g.detection.flops * g.steps)
+        for family, members in families.items()
+    }
+    platform = widths.devices[0].platform
+    choices = {f: usual(platform, group.num_params) for f, group in largest.items()}
     for family, members in families.items():
         work = sum(group.detection.flops * group.steps for group in members)
-        largest = max(members, key=lambda g: g.detection.flops * g.steps)
-        choices[family] = usual(devices[0].platform, largest.num_params)
-        if work / FLOPS / len(devices) > WORTH_MEASURING:
-            choices[family] = _fastest(
-                task, largest, choices[family], devices, max_lanes
-            )
-    return [choices[group.family] for group in groups]
+        if work / FLOPS / len(widths.devices) > WORTH_MEASURING:
+            choices[family] = _fastest(task, groups, choices, largest[family], widths)
+    shared = Choice("packed", "packed: batches of unlike sizes share a program")
+    return [choices.get(group.family, shared) for group in groups]
 
 
 def usual(platform: str, num_params: int) -> Choice:
@@ -452,38 +297,56 @@ def usual(platform: str, num_params: int) -> Choice:
 
 def _fastest(
     task: Task,
-    group: _Group,
-    usual: Choice,
-    devices: Sequence[jax.Device],
-    max_lanes: int | None,
+    groups: Sequence[Group],
+    choices: Mapping[Any, Choice],
+    group: Group,
+    widths: _Widths,
 ) -> Choice:
-    """The engine that measures fastest; the usual one unless it loses by a tenth."""
-    detection = group.detection
-    widths = {name: _width(group, name, devices, max_lanes) for name in ADVANCE}
+    """The engine that trains a family the soonest by what its steps measure.
+
+    The usual one unless it loses by a tenth. A pack that cannot be kept full is slower
+    than its lanes are: what counts is the forecast of the whole.
+    """
+    detection, devices = group.detection, widths.devices
+
+    def layout(choice: Choice) -> Layout:
+        mine = {**choices, group.family: choice}
+        packed = Choice("packed", "")  # What is padded stays so.
+        return widths.of(groups, [mine.get(each.family, packed) for each in groups])
+
+    place = next(i for i, each in enumerate(groups) if each is group)
+    packed = layout(Choice("packed", "")).lanes[place]
+    if packed < 2:
+        return choices[group.family]
     candidates = [
-        (PackSpec(detection.program, name, width, detection.state),)
-        for name, width in widths.items()
-        if name == "solo" or width > 1
+        (PackSpec(detection.program, name, lanes, detection.state),)
+        for name, lanes in (("packed", packed), ("solo", 1))
     ]
-    if len(candidates) < 2:
-        return usual
     trials = {detection.program: group.trials[0]}
     seconds = measure(task.dataset, trials, candidates, devices)
-    by_engine = {spec.engine: time for (spec,), time in seconds.items()}
-    best = min(by_engine, key=lambda name: by_engine[name])
-    if by_engine[best] > 0.9 * by_engine[usual.engine]:
-        best = usual.engine
+    load, found = group.load(choices[group.family].engine), {}
+    for (spec,), time in seconds.items():
+        step = time * spec.num_lanes * len(devices)
+        load = load.measured(spec.engine, spec.num_lanes, step, widths.pace)
+    for engine in ("packed", "solo"):
+        of_engine = layout(Choice(engine, "", (), load.slower))
+        found[engine] = of_engine.forecast.seconds
+    before = choices[group.family].engine
+    best = min(found, key=lambda name: found[name])
+    if found[best] > 0.9 * found[before]:
+        best = before
     figures = tuple(
         (f"{spec.engine} x {spec.num_lanes}", round(time * 1e6, 2))
         for (spec,), time in seconds.items()
     )
     shown = ", ".join(f"{name} {us:.4g} us" for name, us in figures)
-    return Choice(best, f"{best}, by measurement; a lane-step: {shown}", figures)
+    reason = f"{best}, by measurement; a lane-step, with all lanes full: {shown}"
+    return Choice(best, reason, figures, load.slower)
 
 
 def _fused_as_asked(
     packs: Sequence[PlannedPack],
-    groups: Sequence[_Group],
+    groups: Sequence[Group],
     devices: Sequence[jax.Device],
     most: int,
 ) -> list[PlannedPack]:
@@ -501,7 +364,7 @@ def _fused_as_asked(
 def _fused_where_faster(
     task: Task,
     packs: Sequence[PlannedPack],
-    groups: Sequence[_Group],
+    groups: Sequence[Group],
     devices: Sequence[jax.Device],
     max_lanes: int | None,
 ) -> list[PlannedPack]:
@@ -533,6 +396,7 @@ def _fused_where_faster(
                 reason=f"{packs[i].reason}; {reason}",
                 measured=(*packs[i].measured, figure),
                 fused=members if wins else (),
+                tail=None if wins else packs[i].tail,
             )
     return fused
 
@@ -568,15 +432,3 @@ def _warn(
             "seconds to compile: static hparams with fewer values would need fewer",
             stacklevel=4,
         )
-
-
-def _short(text: str, width: int = 72) -> str:
-    return text if len(text) <= width else text[: width - 3] + "..."
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"

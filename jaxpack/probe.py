@@ -56,25 +56,35 @@ class Probe:
       task: The task.
       hparams: The trial's hparams.
       total_steps: Its schedule's horizon.
+      padded_to: The size that its batches are padded to, if they are.
 
     Attributes:
       values: The hparams as Python values, `total_steps` among them.
       inactive: The hparams that only other trials have, and what theirs depend on.
-      ragged: Whether an epoch ends with a short batch.
+      ragged: Whether a batch may have padding.
       reads: The hparams read so far, with the file and line that read each first.
     """
 
     SIZE = 4
 
-    def __init__(self, task: Task, hparams: HParams, total_steps: int):
+    def __init__(
+        self,
+        task: Task,
+        hparams: HParams,
+        total_steps: int,
+        padded_to: int | None = None,
+    ):
         self.functions: Functions = task.functions
         self.batch_size = check_batch_size(
             hparams.get("batch_size", task.batch_size), task.dataset.num_train
         )
         self.values = dict(hparams) | {"total_steps": total_steps}
         self.inactive = hparams.inactive_
-        self.steps_per_epoch = -(-task.dataset.num_train // self.batch_size)
-        self.ragged = bool(task.dataset.num_train % self.batch_size)
+        self.num_examples = task.dataset.num_train
+        self.own_batch_size = self.batch_size
+        self.ragged = bool(self.num_examples % self.batch_size)
+        if padded_to is not None:
+            self.batch_size, self.ragged = padded_to, True
         self.eval_batch_size = task.eval_batch_size
         self.data = task.dataset.train
         self.reads: dict[str, tuple[str, int]] = {}
@@ -85,9 +95,11 @@ class Probe:
         """The hparams with `lanes` taken from `values`, the rest Python values."""
         names = {lane.name for lane in lanes}
         static = tuple((n, v) for n, v in self.values.items() if n not in names)
-        return step.bind_hparams(
-            tuple(lanes), static, values, self.steps_per_epoch, self.inactive
-        )
+        size: Any = self.values.get(step.BATCH_SIZE, self.own_batch_size)
+        if step.BATCH_SIZE in names:
+            size = values[step.BATCH_SIZE]
+        spe = -(-self.num_examples // size)
+        return step.bind_hparams(tuple(lanes), static, values, spe, self.inactive)
 
     def init(
         self, lanes: Sequence[LaneHParam], values: Any, seed: Any, x: PyTree

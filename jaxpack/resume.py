@@ -18,7 +18,7 @@ import jax
 
 from jaxpack.journal import plain
 from jaxpack.ledger import Ledger
-from jaxpack.planner import Plan
+from jaxpack.plans import Plan
 from jaxpack.schedulers import Brackets, Scheduler
 from jaxpack.space import Space
 from jaxpack.task import Task
@@ -132,6 +132,7 @@ def plan_rows(plan: Plan) -> list[dict[str, Any]]:
         {
             **pack.row(),
             "program": pack.spec.program.fingerprint,
+            "apart": list(pack.apart),
             "pack": [pack.spec.engine, pack.spec.num_lanes],
             "fused": [spec.program.fingerprint for spec in pack.fused],
         }
@@ -153,10 +154,14 @@ def obey(plan: Plan, asked: Mapping[str, Any]) -> Plan:
     for pack in plan.packs:
         name = pack.spec.program.fingerprint
         if name in recorded:
-            row = recorded[name]
+            row, tail = recorded[name], None
             fused = tuple(specs[member] for member in row["fused"])
+            if row.get("tail"):
+                steps, engine, lanes = row["tail"]
+                narrow = {"engine": engine, "num_lanes": lanes}
+                tail = steps, dataclasses.replace(pack.spec, **narrow)
             pack = dataclasses.replace(
-                pack, spec=specs[name], fused=fused, reason=row["reason"]
+                pack, spec=specs[name], fused=fused, tail=tail, reason=row["reason"]
             )
         elif set(pack.fused) - {pack.spec}:  # Others may be fused otherwise.
             pack = dataclasses.replace(pack, fused=())
@@ -177,6 +182,12 @@ def engine_on_record(asked: Mapping[str, Any], engine: str) -> str:
     """The one engine on record, so that none need be measured; else `engine`."""
     engines = {row["engine"] for row in asked.get("plan", ())}
     return engines.pop() if len(engines) == 1 else engine
+
+
+def padding_on_record(asked: Mapping[str, Any]) -> bool | None:
+    """Whether batches are padded to share programs; None if nothing is on record."""
+    rows = asked.get("plan")
+    return None if rows is None else any(row.get("padded", False) for row in rows)
 
 
 def replay(

@@ -3,9 +3,8 @@
 The function is traced, and in the resulting jaxpr each convolution becomes a call of
 `jaxpack.conv`, each max-pooling one of `jaxpack.pool`, and random bits come from
 `jaxpack.threefry`, also inside jitted functions, loops, branches and rematerialised
-blocks. Every other equation stays as it
-was traced, with its effects, names and options, so it does not matter in which library
-a model is written.
+blocks. Every other equation stays as it was traced, with its effects, names and
+options, so it does not matter in which library a model is written.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ _TRANSPARENT = {
 }
 
 
-def replace_convolutions(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
+def replace_operations(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """Returns a function that computes what `fun` does, with our operations.
 
-    Convolutions are replaced, and max-pooling, whose stock gradient would cost more
-    than they do. Inside a `jax.custom_jvp` function they are replaced where its value
-    is computed, and inside a `jax.custom_vjp` function not at all: derivatives are
-    always by the user's own rules. The result has no forward-mode derivative if
-    anything was replaced.
+    Convolutions are replaced, max-pooling, whose stock gradient would cost more than
+    they do, and threefry's random bits and keys. Inside a `jax.custom_jvp` function
+    they are replaced where its value is computed, and inside a `jax.custom_vjp`
+    function not at all: derivatives are always by the user's own rules. The result
+    has no forward-mode derivative if anything was replaced.
 
     Args:
       fun: A function of pytrees of arrays, which returns one. It may close over
@@ -62,7 +61,7 @@ def replace_convolutions(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
     Examples:
       >>> def blur(x):
       ...     return jax.lax.conv(x, jnp.ones((1, 1, 3, 3)), (1, 1), "SAME")
-      >>> replace_convolutions(blur)(jnp.ones((1, 1, 2, 2)))
+      >>> replace_operations(blur)(jnp.ones((1, 1, 2, 2)))
       Array([[[[4., 4.],
                [4., 4.]]]], dtype=float32)
     """

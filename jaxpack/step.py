@@ -29,11 +29,13 @@ import numpy as np
 import optax
 
 from jaxpack import threefry
-from jaxpack.rewrite import replace_convolutions
+from jaxpack.rewrite import replace_operations
 from jaxpack.task import Functions, mean_parts, per_example, weighted_mean
 from jaxpack.types import HParams, LaneState, PyTree, TracedChoice
 
 PRNG = "threefry2x32"
+BATCH_SIZE = "batch_size"
+"""The hparam that says how many examples a trial's batches have."""
 
 
 class LaneHParam(NamedTuple):
@@ -61,7 +63,8 @@ class Program:
     Attributes:
       fingerprint: Hash of the traced initialisation, step and evaluation.
       lane_hparams: The hparams given as arguments, one value a lane.
-      batch_size: `B`.
+      batch_size: `B`. Where `batch_size` is among the per-lane hparams, the largest:
+        a lane's smaller batches are padded to it, and masked.
       num_examples: Training examples in an epoch.
       eval_batch_size: Examples evaluated at once.
       mixes_examples: Whether outputs depend on the other examples of a batch in a
@@ -81,9 +84,18 @@ class Program:
     static: tuple[tuple[str, Any], ...] = dataclasses.field(compare=False)
 
     @property
-    def steps_per_epoch(self) -> int:
-        """Steps in an epoch; the last one may be of fewer examples."""
-        return -(-self.num_examples // self.batch_size)
+    def padded(self) -> bool:
+        """Whether its lanes have batches of sizes of their own."""
+        return any(lane.name == BATCH_SIZE for lane in self.lane_hparams)
+
+    def steps_per_epoch(self, lane: Mapping[str, Any]) -> Any:
+        """Steps in an epoch; the last one may be of fewer examples.
+
+        Args:
+          lane: The per-lane hparams, each `[]` or `[N]`.
+        """
+        size = lane[BATCH_SIZE] if self.padded else self.batch_size
+        return -(-self.num_examples // size)
 
 
 def lane_values(
@@ -129,16 +141,15 @@ def bind(program: Program, lane: Mapping[str, jax.Array]) -> HParams:
       program: The program.
       lane: The per-lane hparams of one trial, each `[]`.
     """
-    return bind_hparams(
-        program.lane_hparams, program.static, lane, program.steps_per_epoch
-    )
+    spe = program.steps_per_epoch(lane)
+    return bind_hparams(program.lane_hparams, program.static, lane, spe)
 
 
 def bind_hparams(
     lane_hparams: tuple[LaneHParam, ...],
     static: tuple[tuple[str, Any], ...],
     lane: Mapping[str, jax.Array],
-    steps_per_epoch: int,
+    steps_per_epoch: Any,
     inactive: Mapping[str, str] | None = None,
 ) -> HParams:
     """As `bind`, before there is a program; for `inactive` see `HParams.inactive_`."""
@@ -244,7 +255,7 @@ def update(
         parts = mean_parts(value, weight, mask)
         return weighted_mean(*parts), (model_state, parts)
 
-    loss_of = replace_convolutions(loss_of)
+    loss_of = replace_operations(loss_of)
     (loss, (model_state, parts)), grads = jax.value_and_grad(loss_of, has_aux=True)(
         state.params
     )
@@ -313,14 +324,18 @@ def train_step(
     """
     hp = bind(program, lane)
     size, count = program.batch_size, program.num_examples
-    epoch, index = jnp.divmod(state.step, program.steps_per_epoch)
+    own = lane[BATCH_SIZE] if program.padded else size
+    epoch, index = jnp.divmod(state.step, program.steps_per_epoch(lane))
 
     def step_on(size: int, *, masked: bool) -> LaneState:
-        positions = index * program.batch_size + jnp.arange(size)
+        places = jnp.arange(size)
+        positions = index * own + places
         # Clipped, so that padding repeats a real example and stays finite.
         rows = deck[epoch - first_epoch, jnp.minimum(positions, count - 1)]
         x, y = jax.tree.map(lambda leaf: leaf[rows], data)
         mask = positions < count if masked else None
+        if mask is not None and program.padded:
+            mask &= places < own
         new, (loss, weight) = update(program.functions, hp, state, x, y, mask)
         same_epoch = index != 0
         return new._replace(
@@ -331,21 +346,21 @@ def train_step(
     short = count % size
     if short and program.mixes_examples:
         return jax.lax.cond(
-            index == program.steps_per_epoch - 1,
+            index == program.steps_per_epoch(lane) - 1,
             lambda: step_on(short, masked=False),
             lambda: step_on(size, masked=False),
         )
-    return step_on(size, masked=bool(short))
+    return step_on(size, masked=bool(short) or program.padded)
 
 
-def active(state: LaneState, first_epoch: Any, epochs: int, spe: int) -> jax.Array:
+def active(state: LaneState, first_epoch: Any, epochs: int, spe: Any) -> jax.Array:
     """Whether a lane trains on: short of its target, finite, and within the deck.
 
     Args:
       state: The lane's state.
       first_epoch: `[]` int32, the epoch in the deck's first row.
       epochs: Rows of the deck.
-      spe: Steps per epoch.
+      spe: Steps per epoch, an int or `[]` int32.
 
     Returns:
       `[]` bool.
@@ -386,7 +401,7 @@ def metric_parts(
             for name, function in (("loss", functions.loss), *functions.metrics)
         }
 
-    return replace_convolutions(parts_of)(params)
+    return replace_operations(parts_of)(params)
 
 
 def outputs(
@@ -406,7 +421,7 @@ def outputs(
         key = jax.random.key(0, impl=PRNG)
         return _apply(functions, variables, hp, x, False, key, mask)[0]
 
-    return replace_convolutions(outputs_of)(variables)
+    return replace_operations(outputs_of)(variables)
 
 
 def evaluate(

@@ -17,7 +17,8 @@ from jaxpack.driver import Driver
 from jaxpack.explain import check_arguments, draw, horizons, plan_sweep
 from jaxpack.interrupt import Interrupted, Interrupts
 from jaxpack.ledger import Ledger, choose_metric, weights
-from jaxpack.planner import Plan, check
+from jaxpack.planner import check
+from jaxpack.plans import Plan
 from jaxpack.policies import Policy, named, none
 from jaxpack.progress import Progress
 from jaxpack.report import Summary
@@ -301,7 +302,10 @@ def sweep(
             resume.check_same(store.directory, past, same)
         shown.message(f"{scheduler}\ntracing the task to see what lanes can share ...")
         engine = resume.engine_on_record(past, engine)
-        made = plan_sweep(task, space, scheduler, trials, engine, max_lanes, workers)
+        # A policy is for programs as they are; batch sizes are its own affair.
+        padding = False if packing is not None else resume.padding_on_record(past)
+        asked_for = task, space, scheduler, trials, engine, max_lanes, workers
+        made = plan_sweep(*asked_for, padding)
         same["programs"] = resume.programs(made)
         if store is not None and past:
             resume.check_same(store.directory, past, {"programs": same["programs"]})

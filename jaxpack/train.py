@@ -12,9 +12,12 @@ import numpy as np
 
 from jaxpack import checks, executables, step
 from jaxpack.engines import PackSpec
+from jaxpack.forecast import Work
+from jaxpack.groups import kinds_of_trials
 from jaxpack.ledger import Ledger, choose_metric, trial_seed, weights
 from jaxpack.pack import Ready
-from jaxpack.planner import Plan, check, kinds_of_trials, plan
+from jaxpack.planner import check, plan
+from jaxpack.plans import Plan
 from jaxpack.task import Task, check_batch_size
 from jaxpack.types import (
     COMPLETE,
@@ -110,7 +113,7 @@ def train(
         numbered,
         kinds_of_trials(numbered),
         total,
-        targets,
+        Work.of(targets),
         engine=engine,
         max_lanes=max_lanes,
         workers=workers,
@@ -257,7 +260,7 @@ def make_ready(
     Raises:
       ValueError: If `going_on` does not fit.
     """
-    pack = made.pack_of(trial.trial_id)
+    pack = made.pack_of(trial.trial_id, stops[-1])
     if going_on is not None:
         state = state_of(going_on, pack, stops[-1])
     values = dict(trial.hparams) | {"total_steps": total_steps}

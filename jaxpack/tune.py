@@ -51,7 +51,7 @@ def measure(
     if known is not None and len(known) == len(candidates):
         return dict(zip(candidates, known, strict=True))
     # As many epochs as keep the trials running throughout.
-    spe = min(program.steps_per_epoch for program in trials)
+    spe = min(p.steps_per_epoch(trials[p].hparams) for p in trials)
     epochs = -(-4096 // spe)
     feeds = {device: Feed(dataset, 0, epochs, device) for device in set(devices)}
     limit = epochs * spe // (ROUNDS + 2)

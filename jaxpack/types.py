@@ -53,7 +53,7 @@ class HParams(Mapping[str, Any]):
         values: Mapping[str, Any],
         *,
         total_steps: Any = None,
-        steps_per_epoch: int | None = None,
+        steps_per_epoch: Any = None,
         inactive: Mapping[str, str] | None = None,
     ):
         derived = {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch}

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpack import checks, executables, resume
+from jaxpack.groups import kinds_of_dims
 from jaxpack.pack import Reading
-from jaxpack.planner import Plan, kinds_of_dims, plan
+from jaxpack.planner import plan
+from jaxpack.plans import Plan
 from jaxpack.records import read_asked
 from jaxpack.sweep import SweepResult
 from jaxpack.task import Task
@@ -265,10 +267,12 @@ def _check_same(result: SweepResult, task: Task, made: Plan) -> list[str]:
     if result.plan is not None and result.task is not None:
         data = result.task.dataset.content_hash
         programs = {pack.spec.program.fingerprint for pack in result.plan.packs}
+        programs.update(*(pack.apart for pack in result.plan.packs))
     else:
         asked = read_asked(result.directory or "")
         data = asked["dataset"]["content_hash"]
         programs = {row["program"] for row in asked["plan"]}
+        programs.update(*(row.get("apart", ()) for row in asked["plan"]))
         changed = resume.changes(asked, made)
     wrong = []
     if task.dataset.content_hash != data:

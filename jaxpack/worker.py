@@ -412,11 +412,10 @@ class Pool:
         with self._condition:
             for pack in bundle.packs:
                 self._usage.update(pack.usage._asdict())
-                spe = pack.spec.program.steps_per_epoch
-                self._steps[spe] += pack.usage.lane_steps
+                self._steps.update(pack.steps)
                 for end, amounts in pack.spans:
                     self._book(end, **amounts)
-                pack.usage, pack.spans = Usage(), []
+                pack.usage, pack.spans, pack.steps = Usage(), [], Counter()
 
     def _book(self, end: float, **amounts: float) -> None:
         """Adds what took the time until `end` to the timeline."""

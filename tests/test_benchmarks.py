@@ -19,6 +19,7 @@ import jaxpack as jp
 from experiments import (
     baselines,
     bench_gpu,
+    candidates,
     measure,
     models,
     step_time,
@@ -93,7 +94,7 @@ def test_only_one_baseline_has_our_convolution(monkeypatch, name, times):
         replaced.append(loss)
         return loss
 
-    monkeypatch.setattr(rewrite, "replace_convolutions", record)
+    monkeypatch.setattr(rewrite, "replace_operations", record)
     problem = problem_with(cnn)
     baseline = baselines.make(name, problem, baselines.put(problem))
     values = baselines.on_device(TRIAL)
@@ -232,8 +233,26 @@ def test_gpu_benchmark_checks_lanes_and_stops_in_time(monkeypatch):
         "packed",
         "solo",
     ]
-    assert found["left_out"] == ["mlp_tiny"] and not found["models"]
+    assert found["left_out"] == ["mlp_tiny", "candidates of cnn"]
+    assert not found["models"] and not found["candidates"]
     assert found["sweeps"]["digits_R3"]["steady_vs_one"] == 1.0
+
+
+def test_candidates_are_every_form_of_a_program(monkeypatch):
+    monkeypatch.setattr(candidates, "_timer", lambda *_: lambda: 1.5e-6)
+    cnn, mlp = (
+        candidates.time_candidates(models.CASES[name], 2) for name in ("cnn", "mlp")
+    )
+    forms = ("native", "looped", "patches")
+    assert [*cnn] == [f"{form}, {n} a turn" for form in forms for n in (1, 8)]
+    assert mlp == {"stock, 1 a turn": 1.5, "stock, 8 a turn": 1.5}
+
+
+def test_a_chunked_loop_takes_every_step():
+    case = models.Case(models.MLP((4,)), (4,), batch_size=4)
+    # It raises if a lane has taken more or fewer.
+    found = candidates.time_candidates(case, 2, chunks=(3,), seconds=1e-4, repeats=1)
+    assert found["stock, 3 a turn"] > 0
 
 
 @pytest.mark.parametrize(

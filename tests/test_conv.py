@@ -349,3 +349,30 @@ def test_wrong_arguments_raise_as_stock(strides, padding, channels):
             convolve(x, w, strides, padding, dimension_numbers=NHWC)
         raised.append((error.type, str(error.value)))
     assert raised[0] == raised[1]
+
+
+@pytest.mark.parametrize("name", conv.LOWERINGS)
+def test_every_form_equals_stock_in_lanes(name):
+    x, w = normal(0, LANES, 2, 7, 8, 3), normal(1, LANES, 3, 3, 3, 4)
+    plain = (2, 1), ((1, 0), (2, 1)), (1, 2), (2, 1), NHWC
+    depthwise = (1, 1), "SAME", None, None, NHWC, 3
+
+    def compute(convolve):
+        def of_all(x, w):
+            deep = w[..., :1, :].reshape(3, 3, 1, -1)[..., :3]
+            first = value_and_gradients(convolve, *plain)(x, w)
+            return first, value_and_gradients(convolve, *depthwise)(x, deep)
+
+        return jax.vmap(of_all)
+
+    stock = jax.jit(compute(lax.conv_general_dilated))(x, w)
+    with conv.lowering(name):
+        assert_close(jax.jit(compute(conv_general_dilated))(x, w), stock, atol=1e-4)
+
+
+def test_an_unknown_form_is_refused():
+    with (
+        pytest.raises(ValueError, match="lowering is 'cudnn'; it must be one of"),
+        conv.lowering("cudnn"),
+    ):
+        pass

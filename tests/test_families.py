@@ -13,6 +13,7 @@ from tiny import MLP
 
 import jaxpack as jp
 from jaxpack import planner, report
+from jaxpack.groups import kinds_of_trials
 from jaxpack.types import Trial
 
 SPACE = jp.Space(
@@ -183,7 +184,7 @@ def test_what_an_hparam_does_to_one_model_says_nothing_of_another(tiny_dataset):
         Trial(i, jp.HParams({"model": name, "rate": rate}))
         for i, (name, rate) in enumerate([("plain", 0.4), ("odd", 0.6), ("odd", 0.4)])
     ]
-    plan = planner.plan(mixed, trials, planner.kinds_of_trials(trials), [4] * 3)
+    plan = planner.plan(mixed, trials, kinds_of_trials(trials), [4] * 3)
     assert not {f.name: f.per_lane for f in plan.findings}["rate"]
     assert len(plan.packs) == 3
 

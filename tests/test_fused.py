@@ -13,8 +13,8 @@ import jaxpack as jp
 from jaxpack import executables, pack, planner, step, tune
 from jaxpack.bundle import Bundle
 from jaxpack.combine import filled, partition
+from jaxpack.groups import kinds_of_trials
 from jaxpack.pack import Feed, Ready
-from jaxpack.planner import kinds_of_trials
 from jaxpack.types import HParams, Trial
 
 UNLIKE = [

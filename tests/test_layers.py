@@ -13,12 +13,13 @@ ROOT = pathlib.Path(__file__).parents[1] / "jaxpack"
 LAYERS = (
     {"types", "compat", "checks"},
     {"trees", "jaxprs", "timeline", "policies", "data", "models", "combine"}
-    | {"space", "dimensions", "fixed", "schedulers"}
+    | {"space", "dimensions", "fixed", "schedulers", "forecast", "widths"}
     | {"nn", "nnx", "conv", "pool", "threefry", "rewrite"}
     | {"optimizers", "schedules", "metrics"},
     {"task", "step", "probe", "detect"},
     {"engines"},
-    {"executables", "planner", "tune", "pack", "bundle", "worker"}
+    {"executables", "planner", "plans", "groups", "memory", "tune"}
+    | {"pack", "bundle", "worker"}
     | {"store", "checkpoints", "interrupt", "journal", "lock", "records", "weights"},
     {"ledger", "resume", "driver", "sweep", "train", "explain", "progress"}
     | {"report", "load", "exports", "predict", "export", "verify"},
@@ -53,6 +54,13 @@ SIDEWAYS = {
     ("tune", "bundle"),
     ("tune", "executables"),
     ("tune", "pack"),
+    ("forecast", "schedulers"),
+    ("widths", "forecast"),
+    ("memory", "bundle"),
+    ("memory", "executables"),
+    ("planner", "groups"),
+    ("planner", "memory"),
+    ("planner", "plans"),
     ("planner", "tune"),
     ("worker", "bundle"),
     ("worker", "executables"),
@@ -90,7 +98,10 @@ SIDEWAYS = {
     ("verify", "train"),
 }
 
-HOST_ONLY = {"dimensions", "space", "fixed", "schedulers", "policies", "combine"}
+HOST_ONLY = {"dimensions", "space", "fixed", "schedulers", "policies", "combine"} | {
+    "forecast",
+    "widths",
+}
 ACCELERATOR = {"jax", "jaxlib", "flax", "optax", "chex", "orbax"}
 
 MODULES = sorted(

@@ -126,7 +126,7 @@ def test_a_time_is_of_all_steps_of_all_trials(lab):
     assert timing.seconds_of(bundle, 3) > 0
     steps = bundle.packs[0].arguments[0].step
     assert steps.tolist() == [3, 3]
-    end = bundle.feed.window * bundle.members[0].program.steps_per_epoch
+    end = bundle.feed.window * bundle.members[0].program.steps_per_epoch({})
     with pytest.raises(RuntimeError, match=f"steps of {end + 1}"):
         timing.seconds_of(bundle, end + 1)
 

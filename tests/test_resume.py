@@ -18,7 +18,9 @@ from tiny import MLP, mlp_task, model, space
 
 import jaxpack as jp
 from jaxpack import bundle, driver, journal, pack, planner
+from jaxpack.forecast import Forecast
 from jaxpack.store import Store
+from jaxpack.widths import Layout, Tail
 
 ENGINES = ("packed", "solo")
 STEPS = 69 * 4  # Hyperband(9), 4 steps an epoch
@@ -254,11 +256,25 @@ def test_the_engine_and_width_on_record_are_obeyed(tiny_dataset, tmp_path, monke
         with pytest.raises(Crash):
             run(tiny_dataset, tmp_path, engine="auto", max_lanes=None)
     monkeypatch.setattr(planner, "TINY", 0)
-    monkeypatch.setattr(planner, "DEFAULT_LANES", 2)
     other = jp.explain(mlp_task(tiny_dataset), space(), SCHEDULER, workers=1)
     assert other.packs[0].spec.engine == "solo"
     result = run(tiny_dataset, tmp_path, engine="auto", max_lanes=None)
     assert result.plan.packs[0].spec == first.plan.packs[0].spec
+    assert table(result) == table(first)
+
+
+def test_a_tail_on_record_is_obeyed(tiny_dataset, tmp_path, monkeypatch):
+    tail = Tail(9 * 4, "solo", 1)
+    layout = Layout((4,), (tail,), Forecast(1.0, 0.9))
+    with monkeypatch.context() as patch:
+        patch.setattr(planner, "lay_out", lambda *_, **__: layout)
+        first = run(tiny_dataset, None)
+        crash_after(patch, 10)
+        with pytest.raises(Crash):
+            run(tiny_dataset, tmp_path)
+    result = run(tiny_dataset, tmp_path)
+    (mine,), (theirs,) = result.plan.packs, first.plan.packs
+    assert mine.tail == theirs.tail and mine.tail[1].engine == "solo"
     assert table(result) == table(first)
 
 

@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 from jax import lax
 
-from jaxpack.rewrite import replace_convolutions
+from jaxpack.rewrite import replace_operations
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 KERNEL = jnp.asarray(np.random.default_rng(0).normal(size=(3, 3, 2, 2)) / 4)
@@ -132,7 +132,7 @@ MODELS = (
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_values_and_gradients_equal_stock(model):
-    ours = replace_convolutions(model)
+    ours = replace_operations(model)
     assert stock_operations(model, KERNEL)
     assert not stock_operations(ours, KERNEL)
     got = jax.jit(jax.value_and_grad(ours))(KERNEL)
@@ -150,7 +150,7 @@ def test_lanes_in_a_loop_equal_stock(model):
 
         return jax.jit(jax.vmap(lambda w: lax.scan(body, w, None, length=2)))(kernels)
 
-    assert_close(descend(replace_convolutions(model)), descend(model))
+    assert_close(descend(replace_operations(model)), descend(model))
 
 
 def test_while_loop_with_a_convolution_in_its_condition():
@@ -160,7 +160,7 @@ def test_while_loop_with_a_convolution_in_its_condition():
 
         return lax.while_loop(go_on, lambda x: conv(x, w) / 8, IMAGES)
 
-    ours = replace_convolutions(model)
+    ours = replace_operations(model)
     assert not stock_operations(ours, KERNEL)
     assert_close(jax.jit(ours)(KERNEL), jax.jit(model)(KERNEL))
 
@@ -215,7 +215,7 @@ def linen_loss():
 
 def test_linen_model_in_lanes_and_threads():
     loss, params = linen_loss()
-    ours = replace_convolutions(loss)
+    ours = replace_operations(loss)
     keys = jax.random.split(jax.random.key(1), 2)
     assert not stock_operations(ours, params, keys[0])
 
@@ -248,7 +248,7 @@ def test_nnx_model():
         outputs = model(IMAGES)
         return jnp.sum(jnp.sin(outputs)), nnx.state(model, nnx.BatchStat)
 
-    ours = replace_convolutions(loss)
+    ours = replace_operations(loss)
     assert not stock_operations(ours, params, rest)
     got, expected = (
         jax.jit(jax.value_and_grad(f, has_aux=True))(params, rest) for f in (ours, loss)
@@ -266,7 +266,7 @@ def test_custom_jvp_keeps_the_users_rule():
     def model(w):
         return jnp.sum(layer(w) ** 2)
 
-    ours = replace_convolutions(model)
+    ours = replace_operations(model)
     assert not stock_operations(ours, KERNEL)
     got = jax.jit(jax.value_and_grad(ours))(KERNEL)
     assert_close(got, jax.jit(jax.value_and_grad(model))(KERNEL))
@@ -282,12 +282,12 @@ def test_custom_vjp_keeps_the_users_rule():
     def model(w):
         return jnp.sum(jax.jit(layer)(w) ** 2) + jnp.sum(conv(IMAGES, w))
 
-    got = jax.jit(jax.value_and_grad(replace_convolutions(model)))(KERNEL)
+    got = jax.jit(jax.value_and_grad(replace_operations(model)))(KERNEL)
     assert_close(got, jax.jit(jax.value_and_grad(model))(KERNEL))
 
 
 def test_rematerialisation_is_kept():
-    text = str(jax.make_jaxpr(replace_convolutions(rematerialised))(KERNEL))
+    text = str(jax.make_jaxpr(replace_operations(rematerialised))(KERNEL))
     stock = str(jax.make_jaxpr(rematerialised)(KERNEL))
     options = r"policy=[^\n<]*|prevent_cse=\w+"
     assert re.findall(options, text) == re.findall(options, stock) != []
@@ -300,7 +300,7 @@ def test_effects_and_names_are_kept(capfd):
         jax.debug.print("y is {}", y > 1e9)
         return y
 
-    lowered = jax.jit(replace_convolutions(model)).lower(KERNEL)
+    lowered = jax.jit(replace_operations(model)).lower(KERNEL)
     jax.block_until_ready(lowered.compile()(KERNEL))
     jax.effects_barrier()
     assert "y is False" in capfd.readouterr().out
@@ -308,8 +308,8 @@ def test_effects_and_names_are_kept(capfd):
 
 
 def test_idempotent():
-    once = replace_convolutions(pooled)
-    twice = replace_convolutions(once)
+    once = replace_operations(pooled)
+    twice = replace_operations(once)
     assert str(jax.make_jaxpr(once)(KERNEL)) == str(jax.make_jaxpr(twice)(KERNEL))
 
 
@@ -318,7 +318,7 @@ def test_a_function_called_twice_stays_one():
     def layer(x, w):
         return jnp.tanh(conv(x, w))
 
-    fun = replace_convolutions(lambda w: layer(layer(IMAGES, w), w))
+    fun = replace_operations(lambda w: layer(layer(IMAGES, w), w))
     bodies = [
         eqn.params["jaxpr"]
         for eqn in jax.make_jaxpr(fun)(KERNEL).eqns
@@ -339,7 +339,7 @@ def test_no_convolution_no_change():
         calls.append(result["loss"])
         return result
 
-    result = replace_convolutions(counting)(jnp.arange(3.0))
+    result = replace_operations(counting)(jnp.arange(3.0))
     assert len(calls) == 2
     assert result["loss"] is calls[1]
     assert result["why"] == "as it is"
@@ -347,7 +347,7 @@ def test_no_convolution_no_change():
 
 def test_what_is_closed_over_may_change():
     box = [1.0]
-    fun = replace_convolutions(lambda w: box[0] * jnp.sum(conv(IMAGES, w)))
+    fun = replace_operations(lambda w: box[0] * jnp.sum(conv(IMAGES, w)))
     first = fun(KERNEL)
     box[0] = 2.0
     np.testing.assert_allclose(fun(KERNEL), 2 * first, rtol=1e-6)
@@ -360,7 +360,7 @@ def test_structure_dtypes_and_constants_are_kept():
         return {"y": (y, None), "one": 1.0, "w": tree["w"], "key": key}
 
     args = {"w": KERNEL}, None, jax.random.key(0)
-    ours, stock = (f(*args) for f in (replace_convolutions(model), model))
+    ours, stock = (f(*args) for f in (replace_operations(model), model))
     assert jax.tree.structure(ours) == jax.tree.structure(stock)
     assert ours["one"].dtype == jnp.float32 and ours["one"] == 1
     assert ours["key"].dtype == stock["key"].dtype
@@ -381,4 +381,4 @@ def test_structure_dtypes_and_constants_are_kept():
 )
 def test_integers_stay_stock(model):
     x = jnp.arange(32, dtype=jnp.int8).reshape(1, 4, 4, 2)
-    np.testing.assert_array_equal(replace_convolutions(model)(x), model(x))
+    np.testing.assert_array_equal(replace_operations(model)(x), model(x))

@@ -120,23 +120,24 @@ def test_a_sweep_again_compiles_nothing(tiny_dataset):
             events[details.get("fun_name", "?")] += 1
 
     class Net(nn.Module):
+        width: int
         rate: float
 
         @nn.compact
         def __call__(self, x, *, train: bool = False):
-            x = nn.gelu(nn.Dense(11)(x))
+            x = nn.gelu(nn.Dense(self.width)(x))
             return nn.Dense(4)(nn.Dropout(self.rate, deterministic=not train)(x))
 
     def fresh_task():
         return jp.Task(
-            lambda hp: Net(hp.rate),
+            lambda hp: Net(hp.width, hp.rate),
             lambda hp: optax.adamw(hp.learning_rate),
             tiny_dataset,
         )
 
     jax.monitoring.register_event_duration_secs_listener(count)
     try:
-        both = {"batch_size": jp.choice(10, 32)}
+        both = {"width": jp.choice(11, 13)}
         options = {"engine": "packed", "max_lanes": 4}
         first = run(fresh_task(), space(**both), jp.Hyperband(9), **options)
         compiled = dict(events)

@@ -9,7 +9,7 @@ import pytest
 from flax import linen as nn
 
 from jaxpack import threefry
-from jaxpack.rewrite import replace_convolutions
+from jaxpack.rewrite import replace_operations
 
 KEY = jax.random.key(7, impl=threefry.IMPL)
 X = jnp.ones((8, 16))
@@ -71,13 +71,13 @@ DRAWS = [masked, split_first, in_a_loop, of_sixteen_bits, of_many_keys]
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_stock_code_draws_the_same_after_the_rewrite(draw, impl):
     key = jax.random.key(3, impl=impl)
-    ours = jax.jit(replace_convolutions(draw))(key)
+    ours = jax.jit(replace_operations(draw))(key)
     np.testing.assert_array_equal(ours, jax.jit(draw)(key))
 
 
 def test_it_leaves_jaxs_other_way_of_counting_alone():
     with jax.threefry_partitionable(False):
-        ours = jax.jit(replace_convolutions(masked))(KEY)
+        ours = jax.jit(replace_operations(masked))(KEY)
         np.testing.assert_array_equal(ours, jax.jit(masked)(KEY))
 
 
@@ -85,6 +85,6 @@ def test_no_loop_is_left_on_a_cpu():
     if jax.default_backend() != "cpu":
         pytest.skip("only a CPU has the loop")
     stock = jax.jit(masked).lower(KEY).as_text()
-    ours = jax.jit(replace_convolutions(masked)).lower(KEY).as_text()
+    ours = jax.jit(replace_operations(masked)).lower(KEY).as_text()
     assert "stablehlo.while" in stock
     assert "stablehlo.while" not in ours

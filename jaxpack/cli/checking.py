@@ -13,8 +13,9 @@ from jaxpack.cli.errors import DONE, FAILED
 from jaxpack.cli.flags import Int
 from jaxpack.cli.reading import Directory
 from jaxpack.load import load
-from jaxpack.planner import DEFAULT_LANES, TINY, usual, worker_devices
+from jaxpack.planner import TINY, usual, worker_devices
 from jaxpack.verify import verify as check
+from jaxpack.widths import pace_of
 
 ModuleFlag = Annotated[
     str | None, tyro.conf.arg(metavar="MODULE", help_behavior_hint="")
@@ -59,8 +60,8 @@ def devices() -> int:
         print(f"{device.platform} {device.id}: {device.device_kind}{_memory(device)}")
     each = "core" if workers[0].platform == "cpu" else "device"
     print(f"{len(workers)} workers by default, one a {each}")
-    sizes = TINY - 1, TINY
-    print(f"engine by default, where it is not measured, packs up to {DEFAULT_LANES}:")
+    sizes, most = (TINY - 1, TINY), pace_of(workers[0].platform).lanes
+    print(f"engine by default, where it is not measured, packs up to {most}:")
     for reason in dict.fromkeys(usual(workers[0].platform, n).reason for n in sizes):
         print(f"  {reason}")
     return DONE

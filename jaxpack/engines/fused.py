@@ -59,13 +59,16 @@ def advance(
       num_steps: `[]` int32.
     """
 
-    def trains(member: Member, state: LaneState) -> jax.Array:
-        spe = member.program.steps_per_epoch
+    def trains(
+        member: Member, state: LaneState, lane: Mapping[str, jax.Array]
+    ) -> jax.Array:
+        spe = member.program.steps_per_epoch(lane)
         return jnp.any(active(state, first_epoch, deck.shape[0], spe))
 
     def go_on(carry: tuple[Any, tuple[LaneState, ...]]) -> jax.Array:
         taken, states = carry
-        return jnp.array([taken < num_steps, *map(trains, members, states)]).all()
+        train = map(trains, members, states, lanes)
+        return jnp.array([taken < num_steps, *train]).all()
 
     def body(carry: tuple[Any, tuple[LaneState, ...]]) -> Any:
         taken, states = carry
@@ -78,8 +81,8 @@ def advance(
     start = jnp.int32(0), tuple(states)
     taken, states = jax.lax.while_loop(go_on, body, start)
     left = [
-        jnp.where(trains(member, state), num_steps - taken, 0)
-        for member, state in zip(members, states, strict=True)
+        jnp.where(trains(member, state, lane), num_steps - taken, 0)
+        for member, state, lane in zip(members, states, lanes, strict=True)
     ]
     return tuple(
         member.advance(member.program, state, lane, data, deck, first_epoch, steps)

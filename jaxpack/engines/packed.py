@@ -57,7 +57,8 @@ def step(
     """One step of every lane that trains on; see `advance` for the arguments."""
 
     def one(state: LaneState, lane: Mapping[str, jax.Array]) -> LaneState:
-        go_on = active(state, first_epoch, deck.shape[0], program.steps_per_epoch)
+        spe = program.steps_per_epoch(lane)
+        go_on = active(state, first_epoch, deck.shape[0], spe)
         new = train_step(program, state, lane, data, deck, first_epoch)
         return jax.tree.map(lambda a, b: jnp.where(go_on, a, b), new, state)
 

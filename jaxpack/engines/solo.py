@@ -32,10 +32,9 @@ def advance(
       num_steps: `[]` int32; fewer are done where the trial reaches its target, its
         loss is no longer finite, or the deck ends.
     """
-    end = state.step + num_steps
+    end, spe = state.step + num_steps, program.steps_per_epoch(lane)
 
     def go_on(state: LaneState) -> jax.Array:
-        spe = program.steps_per_epoch
         return (state.step < end) & active(state, first_epoch, deck.shape[0], spe)
 
     def body(state: LaneState) -> LaneState:
