@@ -24,6 +24,7 @@ from jaxpack.cli import errors, main
 from jaxpack.cli.flags import Flags
 from jaxpack.cli.main import COMMANDS
 from jaxpack.cli.modules import NOTE
+from jaxpack.journal import encode
 from jaxpack.lock import Lock, holder
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -369,7 +370,7 @@ def test_verify_tells_when_scores_differ(here, running, capsys):
     for line in lines:
         line["accuracy"] = line["score"] = line["accuracy"] + 0.001
         del line["crc"]
-    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    journal.write_text("".join(encode(line) + "\n" for line in lines))
     code, out, _ = run(capsys, "verify", running, "--k=1", "--workers=1")
     assert code == 1 and "0.001" in out and "NOT OK: to the bit" in out
 
