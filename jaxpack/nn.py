@@ -7,6 +7,7 @@ import contextvars
 import difflib
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -148,7 +149,9 @@ def takes(rate: Any) -> bool:
 
 
 @contextlib.contextmanager
-def intercept(mask: jax.Array | None = None) -> Generator[None]:
+def intercept(
+    mask: jax.Array | None = None, *, evaluates: bool = False
+) -> Generator[None]:
     """Makes stock linen layers take traced rates and padded batches, while it lasts.
 
     Applied or initialised inside this context,
@@ -165,11 +168,20 @@ def intercept(mask: jax.Array | None = None) -> Generator[None]:
 
     Args:
       mask: `[B]` bool, false on padding, or None where there is no padding.
+      evaluates: Whether to warn of dropout that drops.
     """
 
     def interceptor(next_fun, args, kwargs, context):
         if context.method_name == "__call__":
             method = type(context.module).__call__
+            if (flag := _FLAGS.get(method)) is not None:
+                told = _told(context.module, flag, args, kwargs)
+                if evaluates and told is False and flag[0] == "deterministic":
+                    warnings.warn(
+                        "Dropout is told deterministic=False in evaluation, too, so "
+                        f"scores are noisy; {_remedy(flag[1])}",
+                        stacklevel=2,
+                    )
             if method is linen.Dropout.__call__:
                 if takes(context.module.rate):
                     return _dropout(context.module, *args, **kwargs)
@@ -179,6 +191,36 @@ def intercept(mask: jax.Array | None = None) -> Generator[None]:
 
     with linen.intercept_methods(interceptor):
         yield
+
+
+_FLAGS = {
+    linen.Dropout.__call__: ("deterministic", "deterministic=not train"),
+    linen.BatchNorm.__call__: ("use_running_average", "use_running_average=not train"),
+}
+"""What tells a layer that it trains, and how to give it."""
+
+
+def _remedy(argument: str) -> str:
+    return (
+        "write `def __call__(self, x, *, train)`, which jaxpack calls with train, and "
+        f"give the layer {argument}"
+    )
+
+
+def _told(
+    module: linen.Module,
+    flag: tuple[str, str],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Returns a layer's flag; raises if it is not told whether it trains."""
+    name, argument = flag
+    told = kwargs.get(name, *args[1:2])  # Positional, it comes after the inputs.
+    told = getattr(module, name) if told is None else told
+    if told is None:
+        layer = type(module).__name__
+        raise ValueError(f"{layer} is not told whether it trains: {_remedy(argument)}")
+    return told
 
 
 def _dropout(

@@ -261,7 +261,7 @@ def status_line(snapshot: Snapshot, speed: float | None) -> str:
     Examples:
       >>> stats = Stats(lane_steps=2000, compiles=3, occupancy=0.97)
       >>> print(status_line(Snapshot(stats, 12000, (), "epochs", "loss", 0.25, 7), 500))
-      500 lane-steps/s, lanes 97 % busy, 0:00:20 left, 3 programs,
+      500 lane-steps/s, lanes 97 % busy, 0:00:20 left, 3 compiled,
       best loss 0.25 (trial 7)
     """
     stats = snapshot.stats
@@ -270,7 +270,7 @@ def status_line(snapshot: Snapshot, speed: float | None) -> str:
         f"{'-' if speed is None else f'{speed:,.0f}'} lane-steps/s",
         f"lanes {100 * stats.occupancy:.0f} % busy",
         f"{_duration(left / speed) if speed else '-'} left",
-        f"{stats.compiles} program{'s' if stats.compiles != 1 else ''}",
+        f"{stats.compiles} compiled",
     ]
     if snapshot.best is not None:
         best = format_number(snapshot.best)

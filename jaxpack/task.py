@@ -73,7 +73,8 @@ class Task:
         well, so that a label smoothing, say, can differ between lanes. The same
         function is the validation loss: of trials whose losses differ, compare
         another metric.
-      metrics: Name -> function with the loss's signature. `"loss"` is always there.
+      metrics: Name -> function with the loss's signature. By default accuracy
+        where y is an array of integers, else none. `"loss"` is always there.
       augment: `augment(key, x, hp)`, which changes the inputs of a training batch at
         random, inside the program and for every lane in its own way: `x` has leaves
         `[B, ...]` and keeps its shapes and dtypes. The key is new at every step and
@@ -236,7 +237,9 @@ class Task:
                 f"dataset is a {type(dataset).__name__}; make one with "
                 "jaxpack.data.load or jaxpack.data.Dataset.from_arrays"
             )
-        metrics = {"accuracy": accuracy} if metrics is None else metrics
+        labels = _class_labels(dataset)
+        if metrics is None:
+            metrics = {} if labels is None else {"accuracy": accuracy}
         if not isinstance(metrics, Mapping):
             raise ValueError(
                 f"metrics is {metrics!r}; it must map names to functions, such as "
@@ -254,7 +257,9 @@ class Task:
             checks.function("augment", given.augment)
         self.functions = given._replace(
             optimizer=checks.function("optimizer", given.optimizer),
-            loss=_for_classes(_given_hparams("loss", given.loss), given.loss, dataset),
+            loss=_for_classes(
+                _given_hparams("loss", given.loss), given.loss, dataset, labels
+            ),
             metrics=tuple(
                 (name, _given_hparams(f"metrics[{name!r}]", metric))
                 for name, metric in metrics.items()
@@ -328,12 +333,30 @@ def per_example(
     for what, array in (("value", value), ("weight", weight)):
         if array is not None and jnp.shape(array) != (batch,):
             shape = jnp.shape(array)
-            hint = " (drop the mean)" if shape == () else ""
+            hint = _shape_hint(shape, outputs, labels, batch)
             raise ValueError(
                 f"{name} returned a {what} of shape {shape}; it must return one "
                 f"{what} per example, ({batch},) here{hint}"
             )
     return value, weight
+
+
+def _shape_hint(
+    shape: tuple[int, ...], outputs: PyTree, labels: PyTree, batch: int
+) -> str:
+    """What has most likely given a value of that shape, or nothing."""
+    if shape == ():
+        return " (drop the mean)"
+    if shape == (batch, batch):
+        pair = outputs, labels
+        if all(isinstance(array, jax.Array) for array in pair):
+            return (
+                f" (outputs of shape {outputs.shape} met labels of shape "
+                f"{labels.shape}: give both the same)"
+            )
+    if shape[:1] == (batch,):
+        return " (take the mean over the other axes)"
+    return ""
 
 
 def mean_parts(
@@ -395,21 +418,44 @@ def _given_hparams(name: str, function: Any) -> PerExample:
     return lambda outputs, labels, hp: function(outputs, labels)
 
 
-def _for_classes(loss: PerExample, given: Any, dataset: Dataset) -> PerExample:
+def _class_labels(dataset: Dataset) -> list[np.ndarray] | None:
+    """The y of every split, or None where they are no integers of one array."""
+    splits = (dataset.train, dataset.validation, dataset.test)
+    labels = [split[1] for split in splits if split is not None]
+    whole = all(isinstance(y, np.ndarray) and y.dtype.kind == "i" for y in labels)
+    return labels if whole else None
+
+
+def _for_classes(
+    loss: PerExample, given: Any, dataset: Dataset, labels: list[np.ndarray] | None
+) -> PerExample:
     """The default loss with a check of the model's outputs; any other as it is.
 
     For a label that has no output it gives NaN, and every trial would fail of that.
+
+    Raises:
+      ValueError: If the default loss cannot be meant: the labels are no classes.
     """
-    splits = (dataset.train, dataset.validation, dataset.test)
-    labels = [split[1] for split in splits if split is not None]
-    if given is not optax.softmax_cross_entropy_with_integer_labels or not all(
-        isinstance(y, np.ndarray) and y.dtype.kind == "i" for y in labels
-    ):
+    if given is not optax.softmax_cross_entropy_with_integer_labels:
         return loss
+    if labels is None:
+        y = dataset.train[1]
+        what = y.dtype if isinstance(y, np.ndarray) else f"a {type(y).__name__}"
+        raise ValueError(
+            "loss is the default, softmax cross-entropy of integer labels, but y is "
+            f"{what}; give classes as integers from 0, or another loss, such as "
+            "loss=jaxpack.metrics.squared_error for a regression"
+        )
     highest = max(int(y.max()) for y in labels)
 
     def checked(outputs: Any, targets: Any, hp: HParams) -> Any:
         shape = jnp.shape(outputs) if isinstance(outputs, jax.Array) else ()
+        if shape and shape[:-1] != targets.shape:
+            raise ValueError(
+                f"the model's outputs have shape {shape} and the labels "
+                f"{targets.shape}; the default loss needs [B, ..., C] for labels "
+                "[B, ...] (images go into dense layers as x.reshape(len(x), -1))"
+            )
         if shape and shape[-1] <= highest:
             raise ValueError(
                 f"the model gives {shape[-1]} outputs for each label, but the "
@@ -453,7 +499,7 @@ def _from_linen(
         module, signature = build(hp)
         state = {name: v for name, v in variables.items() if name != "params"}
         arguments = signature.arguments(train, mask)
-        with nn.intercept(mask):
+        with nn.intercept(mask, evaluates=not train):
             # Streams of any name but "dropout" draw from the "params" key.
             rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)}
             if not train:

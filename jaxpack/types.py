@@ -96,7 +96,7 @@ class HParams(Mapping[str, Any]):
     def _missing(self, name: str) -> str:
         if name in self._inactive:
             return f"no hparam {name!r} here: it comes with {self._inactive[name]}"
-        return f"no hparam {name!r}{_near(name, self._values)}"
+        return f"no hparam {name!r}{near(name, self._values)}"
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise AttributeError(f"HParams are frozen: cannot set {name!r}")
@@ -170,10 +170,11 @@ def _caller() -> tuple[str, int]:
 _MAPPING_FILES = (__file__, Mapping.get.__code__.co_filename)
 
 
-def _near(name: str, names: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(name, names, 1)
-    if near:
-        return f"; did you mean {near[0]!r}?"
+def near(name: str, names: Mapping[str, Any]) -> str:
+    """The end of an error: the name that was meant, most likely, or all there are."""
+    found = difflib.get_close_matches(name, names, 1)
+    if found:
+        return f"; did you mean {found[0]!r}?"
     return f"; there are {', '.join(names)}" if names else "; there are none"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import inspect
 import json
 import os
@@ -12,16 +13,18 @@ import signal
 import socket
 import subprocess
 import sys
+import warnings
 
 import pandas as pd
 import pytest
 
 import jaxpack as jp
 from jaxpack import driver
-from jaxpack.cli import main
+from jaxpack.cli import errors, main
 from jaxpack.cli.flags import Flags
 from jaxpack.cli.main import COMMANDS
 from jaxpack.cli.modules import NOTE
+from jaxpack.journal import encode
 from jaxpack.lock import Lock, holder
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -86,7 +89,7 @@ def test_a_sweep_says_what_it_found(here):
 
 def test_the_same_command_goes_on(here, capsys):
     code, out, _ = run(capsys, "sweep", "task.py", *QUICK, "--directory=a")
-    assert code == 0 and "lane-steps    0" in re.sub(" +", "    ", out)
+    assert code == 0 and "nothing was left to train" in out
     code, _, err = run(capsys, "sweep", "task.py", *QUICK, "--seed=1", "--directory=a")
     assert code == 1 and err.startswith("error: directory 'a' holds another sweep")
     assert "give --overwrite, which" in err and "Traceback" not in err
@@ -130,8 +133,21 @@ def test_the_example_runs_as_it_is_written(tmp_path, monkeypatch, capsys):
             2,
             "error: --reduction-factor is 4, but RandomSearch(num_trials=2, ",
         ),
+        (
+            "from task import space, task\nimport jaxpack as jp\n"
+            "task = jp.Task(lambda hp: None, lambda hp: None,\n"
+            "    task.dataset, metrics={'cost': jp.metrics.accuracy})",
+            1,
+            "give --mode min or --mode max",
+        ),
+        (
+            "from task import jp, task\nscheduler = jp.SuccessiveHalving(4, 1)\n"
+            "space = jp.Space(learning_rate=0.1, dropout=0.1, widht=8)",
+            1,
+            "error: no hparam 'width'; did you mean 'widht'? (",
+        ),
     ],
-    ids=["kinds", "no space", "no task", "in the module", "scheduler"],
+    ids=["kinds", "no space", "no task", "in the module", "scheduler", "mode", "typo"],
 )
 def test_a_module_that_will_not_do(here, capsys, text, code, said):
     path = module(here, "m", text)
@@ -154,6 +170,21 @@ def test_errors_of_the_module_keep_their_traceback(here, capsys, text, last):
     assert err.splitlines()[-1].startswith(last) and "jaxpack/cli" not in err
 
 
+def test_errors_without_a_line_of_the_user_begin_in_the_library(capsys):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        error = pool.submit(jp.metrics.infer_mode, 3).exception()  # pyrefly: ignore
+    assert errors.tell(error) == errors.FAILED
+    first = capsys.readouterr().err.splitlines()[1]
+    assert re.search(r"jaxpack.metrics\.py", first)
+
+
+@pytest.mark.filterwarnings("always")
+def test_warnings_are_a_line(capsys):
+    with errors.warnings_in_a_line():
+        warnings.warn("something is odd", stacklevel=1)
+    assert capsys.readouterr().err == "warning: something is odd\n"
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -164,7 +195,9 @@ def test_errors_of_the_module_keep_their_traceback(here, capsys, text, last):
         (["sweep", "task.py", "--lanes=2"], "Unrecognized options: --lanes"),
         (["sweep", "task.py", "--seed=x"], "Error parsing --seed"),
         (["sweep", "task.py", "--enqueue=nix.json"], "--enqueue is 'nix.json': .*No s"),
-        (["swep"], "Available subcommands: init"),
+        (["sweep", "task.py", "--max-resorce=2"], "--max-resource INT"),
+        (["sweep", "./task"], "no such file; did you mean ./task.py"),
+        (["swep"], "there is no command 'swep'; did you mean 'sweep'"),
     ],
 )
 def test_wrong_use(here, capsys, args, said):
@@ -282,6 +315,16 @@ def test_compare(here, running, capsys):
     assert code == 0 and out.endswith("asked alike\n")
 
 
+def test_compare_counts_all_parts_of_a_sweep(here, capsys):
+    parts = shutil.copytree(here / "a", here / "parts")
+    asked = json.loads((parts / "sweep.json").read_text())
+    asked["outcome"]["stats"] |= {"lane_steps": 1, "lane_epochs": 1}
+    (parts / "sweep.json").write_text(json.dumps(asked))
+    _, out, _ = run(capsys, "compare", "a", "parts")
+    whole, part = (line.split()[1:] for line in out.splitlines()[1:3])
+    assert part == [*whole[:-1], "-"] and whole[-1] != "-"
+
+
 def test_export(here, running, capsys):
     kinds = [("csv", "x/a.csv"), ("parquet", "x/a.parquet"), ("tensorboard", "x/tb")]
     url = f"sqlite:///{here}/study.db"
@@ -327,7 +370,7 @@ def test_verify_tells_when_scores_differ(here, running, capsys):
     for line in lines:
         line["accuracy"] = line["score"] = line["accuracy"] + 0.001
         del line["crc"]
-    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    journal.write_text("".join(encode(line) + "\n" for line in lines))
     code, out, _ = run(capsys, "verify", running, "--k=1", "--workers=1")
     assert code == 1 and "0.001" in out and "NOT OK: to the bit" in out
 

@@ -34,7 +34,7 @@ def splits(data):
 X, Y = pair()
 BAD = {
     "no pair": ({"train": X}, "train must be a pair (x, y) of arrays, got ndarray"),
-    "no validation": ({"validation": None}, "validation must be a pair"),
+    "no validation": ({"validation": None}, "validation is missing; trials are chosen"),
     "triple": ({"train": (X, Y, Y)}, "train must be a pair"),
     "no array": ({"train": (None, Y)}, "train x holds no array"),
     "empty": ({"train": (X[:0], Y[:0])}, "train x is empty: its shape is (0, 3)"),
@@ -149,7 +149,8 @@ def test_dtype_rule(given, x_dtype, y_dtype):
 
 def test_images_of_bytes_keep_their_values():
     x = np.arange(256, dtype=np.uint8).reshape(4, 8, 8, 1)
-    data = Dataset.from_arrays((x, np.arange(4)), (x, np.arange(4)))
+    with pytest.warns(UserWarning, match="train x is uint8.*standardize=True"):
+        data = Dataset.from_arrays((x, np.arange(4)), (x, np.arange(4)))
     np.testing.assert_array_equal(data.train[0], x.astype(np.float32))
 
 

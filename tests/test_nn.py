@@ -200,8 +200,21 @@ def test_dropout_equals_stock(options, kwargs):
 
 
 def test_dropout_without_a_flag_raises():
-    with intercept(), pytest.raises(Exception, match="deterministic"):
+    with intercept(), pytest.raises(ValueError, match="deterministic=not train"):
         jax.jit(lambda rate: dropped(rate, jnp.ones(3), {}, {}))(0.5)
+    with intercept(), pytest.raises(ValueError, match="use_running_average=not train"):
+        linen.BatchNorm().init(jax.random.key(0), jnp.ones((2, 3)))
+
+
+def test_dropout_in_evaluation_warns():
+    def drop():
+        layer = linen.Dropout(0.5, deterministic=False)
+        return layer.apply({}, jnp.ones(3), rngs={"dropout": jax.random.key(0)})
+
+    with intercept():
+        drop()
+    with intercept(evaluates=True), pytest.warns(UserWarning, match="scores are noisy"):
+        drop()
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])

@@ -236,6 +236,11 @@ def test_trials_need_not_have_the_same_hparams():
         assert sum(len(line.get_xdata()) for line in dots) == count
     (axes,) = report.parallel_figure(*ranks, {}).axes
     assert [t.get_text() for t in axes.get_xticklabels()] == [*shown, "accuracy"]
+    # Trials of one choice lie apart, the better ones higher.
+    lines = [line for one in axes.collections for line in one.get_segments()]
+    ends = sorted((line[-1][1], line[0][1]) for line in lines if len(line) == 3)
+    starts = [start for end, start in ends if start < 0.5]
+    assert starts == sorted(starts) and len(set(starts)) == 2
 
 
 def test_learning_curves_have_a_panel_a_metric():
@@ -243,10 +248,33 @@ def test_learning_curves_have_a_panel_a_metric():
     figure = report.curves_figure(made.trials, "accuracy", "max")
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == ["accuracy", "validation loss", "training loss"]
+    # Read at the rungs only, 1, 3 and 9.
+    assert {axes.get_xscale() for axes in figure.axes} == {"log"}
     figure = report.curves_figure(made.trials, "loss", "min")
     assert len(figure.axes) == 2
     best = [x for x in figure.axes[0].lines if x.get_linewidth() == 2.0]
     assert len(best) == 1
+
+
+def test_a_metric_equal_to_the_loss_is_drawn_once():
+    made = summary(jp.Hyperband(3)).trials
+    for row in (row for one in made for row in one.history if "loss" in row):
+        row["mse"] = row["loss"]
+    figure = report.curves_figure(made, "mse", "min")
+    assert [axes.get_title() for axes in figure.axes] == ["mse", "training loss"]
+
+
+def test_curves_between_rungs_are_on_a_linear_scale():
+    made = summary(jp.Hyperband(3)).trials
+    del made[0].history[0]["rung"]
+    figure = report.curves_figure(made, "accuracy", "max")
+    assert {axes.get_xscale() for axes in figure.axes} == {"linear"}
+
+
+def test_names_of_columns_of_numbers_stand_over_them(tmp_path):
+    page = report.write(summary(jp.Hyperband(3)), tmp_path).read_text()
+    assert '<th scope="col" class="number">trial</th>' in page
+    assert '<th scope="col">status</th>' in page
 
 
 def test_the_time_split_is_drawn():

@@ -101,7 +101,7 @@ def test_format_number(number, text):
 
 def test_status_line_without_speed_or_score():
     line = status_line(snapshot(0.1), None)
-    assert line == "- lane-steps/s, lanes 97 % busy, - left, 8 programs"
+    assert line == "- lane-steps/s, lanes 97 % busy, - left, 8 compiled"
 
 
 def test_time_left_follows_the_total():

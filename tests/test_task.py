@@ -169,6 +169,50 @@ def test_what_is_wrong_with_a_loss_is_said(tiny_dataset):
         jp.train(task, trials(), epochs=1)
 
 
+def test_defaults_follow_the_labels(tiny_dataset):
+    x, y = tiny_dataset.train
+    floats = jp.data.Dataset.from_arrays((x, y * 1.0), (x, y * 1.0))
+    given = lambda hp: MLP(), lambda hp: optax.sgd(0.1)
+    for dataset, what in ((floats, "float32"), (several(x, y), "a dict")):
+        with pytest.raises(ValueError, match=f"loss is the default.* y is {what}; "):
+            jp.Task(*given, dataset)
+    loss = jp.metrics.squared_error
+    assert jp.Task(*given, floats, loss=loss).metric_names == ("loss",)
+    assert jp.Task(*given, tiny_dataset).metric_names == ("accuracy", "loss")
+
+
+def several(x, y):
+    return jp.data.Dataset.from_arrays((x, {"a": y}), (x, {"a": y}))
+
+
+@pytest.mark.parametrize(
+    ("result", "hint"),
+    [
+        (lambda outputs, y: outputs[:, :1] - y[None], "outputs of shape .* met labels"),
+        (lambda outputs, y: outputs, "take the mean over the other axes"),
+        (lambda outputs, y: outputs.mean(), "drop the mean"),
+    ],
+)
+def test_a_loss_of_another_shape(tiny_dataset, result, hint):
+    task = task_of(tiny_dataset, result)
+    with pytest.raises(ValueError, match=rf"loss returned a value of shape.*\({hint}"):
+        jp.train(task, trials(), epochs=1)
+
+
+def test_outputs_that_do_not_fit_the_labels(tiny_dataset):
+    def apply(variables, hp, x, *, train, key, mask):
+        return x[:, None] @ variables["params"], {}
+
+    task = jp.Task.from_functions(
+        lambda key, hp, x: {"params": jnp.ones((x.shape[-1], 4))},
+        apply,
+        lambda hp: optax.sgd(0.1),
+        tiny_dataset,
+    )
+    with pytest.raises(ValueError, match=r"outputs have shape \(32, 1, .*reshape\(len"):
+        jp.train(task, [{}], epochs=1)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

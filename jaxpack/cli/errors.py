@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import sysconfig
 import traceback
+import warnings
+from collections.abc import Generator
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 DONE, FAILED, WRONG_USE = 0, 1, 2
 SIGNALLED = 128
@@ -18,7 +22,15 @@ _OTHERS = tuple(
     for key in ("stdlib", "platstdlib", "purelib", "platlib")
     if (path := sysconfig.get_path(key))
 )
-_ON_PURPOSE = (ValueError, ImportError, OSError, RuntimeError)
+_ON_PURPOSE = (ValueError, ImportError, OSError, RuntimeError, AttributeError)
+
+
+_FLAGS = {
+    "overwrite=True": "--overwrite",
+    'mode="min"': "--mode min",
+    'mode="max"': "--mode max",
+}
+"""What errors speak of in Python, and what that is on the command line."""
 
 
 class UsageError(ValueError):
@@ -35,13 +47,18 @@ def tell(error: Exception) -> int:
     mine = [frame for frame in frames if _is_users(frame.filename)]
     of_the_disk = isinstance(error, OSError) and not mine
     if not (_raised_here(error, frames) or of_the_disk):
+        # JAX's remark that it has left out frames of its own tells a user nothing.
+        notes = getattr(error, "__notes__", [])
+        notes[:] = [note for note in notes if "JAX_TRACEBACK_FILTERING" not in note]
         tb = _from_users(error.__traceback__)
         # A module that cannot be parsed has no line in it.
         error.__traceback__ = None if isinstance(error, SyntaxError) else tb
         traceback.print_exception(error)
         return FAILED
     where = f" ({mine[-1].filename}, line {mine[-1].lineno})" if mine else ""
-    text = str(error).replace("overwrite=True", "--overwrite")
+    text = str(error)
+    for argument, flag in _FLAGS.items():
+        text = text.replace(argument, flag)
     print(f"error: {text}{where}", file=sys.stderr)
     return WRONG_USE if isinstance(error, UsageError) else FAILED
 
@@ -54,12 +71,35 @@ def _raised_here(error: Exception, frames: traceback.StackSummary) -> bool:
     return inside and (frames[-1].line or "").startswith("raise")
 
 
+@contextlib.contextmanager
+def warnings_in_a_line() -> Generator[None]:
+    """Shows warnings without the line of code that gave them, while it lasts."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        print(f"warning: {message}", file=sys.stderr)
+
+    shown, warnings.showwarning = warnings.showwarning, show
+    try:
+        yield
+    finally:
+        warnings.showwarning = shown
+
+
 def _from_users(tb: TracebackType | None) -> TracebackType | None:
-    """The part of a traceback from the user's code on; all where there is none."""
-    first = tb
-    while first is not None and not _is_users(first.tb_frame.f_code.co_filename):
-        first = first.tb_next
-    return first or tb
+    """The part from the user's code on; where there is none, from the library's on."""
+    for wanted in (_is_users, _is_librarys):
+        first = tb
+        while first is not None and not wanted(first.tb_frame.f_code.co_filename):
+            first = first.tb_next
+        if first is not None:
+            return first
+    return tb
+
+
+def _is_librarys(filename: str) -> bool:
+    """Whether a file is of jaxpack, but not of its command line."""
+    path = Path(filename).resolve()
+    return path.is_relative_to(_PACKAGE) and not path.is_relative_to(_PACKAGE / "cli")
 
 
 def _is_users(filename: str) -> bool:

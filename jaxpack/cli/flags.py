@@ -84,7 +84,7 @@ class PlanFlags:
             if not hasattr(scheduler, name):
                 raise UsageError(
                     f"--{name.replace('_', '-')} is {value}, but {scheduler!r} has no "
-                    "such setting; leave it away"
+                    "such setting; leave it out"
                 )
         # Every scheduler is a frozen dataclass.
         return dataclasses.replace(scheduler, **given)  # pyrefly: ignore

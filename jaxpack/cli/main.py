@@ -13,6 +13,7 @@ from jaxpack.cli.example import init
 from jaxpack.cli.flags import CONFIG
 from jaxpack.cli.reading import compare, export, report, status
 from jaxpack.cli.running import explain, sweep
+from jaxpack.types import near
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "init": init,
@@ -55,20 +56,22 @@ def main(args: Sequence[str] | None = None) -> int:
       number of the signal that ended it.
 
     Raises:
-      SystemExit: With 0 after a command's `--help`, and 2 if there is no such command
-        or flag.
+      SystemExit: With 0 after a command's `--help`, and 2 if there is no such flag.
     """
     args = sys.argv[1:] if args is None else list(args)
     if not args or args[0] in ("-h", "--help"):
         print(overview())
         return errors.DONE if args else errors.WRONG_USE
+    name, *rest = args
     try:
-        return tyro.extras.subcommand_cli_from_dict(
-            COMMANDS,
-            prog="python -m jaxpack",
-            args=args,
-            config=CONFIG,
-        )
+        if name not in COMMANDS:
+            raise errors.UsageError(
+                f"there is no command {name!r}{near(name, COMMANDS)}"
+            )
+        # One command at a time: tyro's errors then speak of no other's flags.
+        command, prog = COMMANDS[name], f"python -m jaxpack {name}"
+        with errors.warnings_in_a_line():
+            return tyro.cli(command, prog=prog, args=rest, config=CONFIG)
     except KeyboardInterrupt as interrupt:
         print(f"interrupted {interrupt}".rstrip(), file=sys.stderr)
         return errors.SIGNALLED + 2

@@ -19,6 +19,8 @@ from jaxpack.task import Task
 NOTE = "module.json"
 """The file in a sweep's directory that says from which module it was run."""
 
+_TO_BEGIN = "`python -m jaxpack init` writes one to begin with"
+
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
@@ -96,10 +98,9 @@ def _from_file(module: str, folder: Path) -> ModuleType:
     if path.is_dir():
         raise UsageError(f"module is {module!r}, a folder; expected a Python file")
     if not path.is_file():
-        raise UsageError(
-            f"module is {module!r}, and there is no such file; "
-            "`python -m jaxpack init` writes one to begin with"
-        )
+        there = path.with_name(f"{path.name}.py").is_file()
+        hint = f"did you mean {module}.py?" if there else _TO_BEGIN
+        raise UsageError(f"module is {module!r}, and there is no such file; {hint}")
     _search_first(path.resolve().parent)
     # A name of its own: not that of another module, such as jax.py.
     spec = importlib.util.spec_from_file_location(f"_{path.stem}", path)

@@ -53,7 +53,10 @@ def print_outcome(result: SweepResult) -> None:
     if result.stopped is not None:
         print(f"the sweep was ended early, by {result.stopped}")
     print()
-    print_table(stats_table(result.stats))
+    if result.stats.lane_steps:
+        print_table(stats_table(result.stats))
+    else:
+        print("nothing was left to train")
     if result.directory is not None:
         folder = result.directory / "report"
         print(f"\nscores by rung: {result.plot(folder / 'rungs.png')}")

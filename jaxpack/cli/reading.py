@@ -78,7 +78,8 @@ def report(directory: Directory, to: Folder = None) -> int:
 def compare(directories: Directories) -> int:
     """Puts sweeps side by side: the best of each, its cost, what was asked otherwise.
 
-    Scores in a column are of the metric that the sweep ranked by.
+    Scores in a column are of the metric that the sweep ranked by. Lane-epochs are those
+    of all its trials; the seconds are left out if no single call trained them all.
 
         python -m jaxpack compare runs/a runs/b
 
@@ -97,8 +98,7 @@ def compare(directories: Directories) -> int:
             best,
             (result.test_metrics or {}).get(result.metric),
             len(result.trials),
-            result.stats.lane_epochs,
-            result.stats.wall_seconds or None,
+            *_cost(result),
         )
         table.add_row(
             str(result.directory), result.metric, *map(format_number, figures)
@@ -162,6 +162,14 @@ def export(
         writers[kind](target)
         print(f"{kind}: {target}")
     return DONE
+
+
+def _cost(result: SweepResult) -> tuple[float, float | None]:
+    """The lane-epochs of all trials, and the seconds of the call if it trained them."""
+    rows = [trial.history[-1] for trial in result.trials if trial.history]
+    epochs = round(sum(row["epochs"] for row in rows), 6)
+    in_parts = result.stats.lane_steps < sum(trial.steps for trial in result.trials)
+    return epochs, None if in_parts else result.stats.wall_seconds or None
 
 
 def _state(result: SweepResult, directory: pathlib.Path) -> str:

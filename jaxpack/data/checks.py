@@ -21,6 +21,12 @@ def read_split(split: str, pair: Any) -> tuple[PyTree, PyTree]:
       ValueError: If `pair` is no pair of (pytrees of) arrays of numbers with one
         leading axis.
     """
+    if pair is None:
+        raise ValueError(
+            f"{split} is missing; trials are chosen by their scores on validation, so "
+            "hold a part of the examples back: train=(x[n:], y[n:]), "
+            "validation=(x[:n], y[:n]), in random order"
+        )
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise ValueError(
             f"{split} must be a pair (x, y) of arrays, got {type(pair).__name__}"

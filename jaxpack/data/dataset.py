@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import warnings
 
 import numpy as np
 from jax import tree_util
@@ -55,7 +56,7 @@ class Dataset:
     def from_arrays(
         cls,
         train: tuple[PyTree, PyTree],
-        validation: tuple[PyTree, PyTree],
+        validation: tuple[PyTree, PyTree] | None = None,
         test: tuple[PyTree, PyTree] | None = None,
         *,
         standardize: bool = False,
@@ -65,14 +66,14 @@ class Dataset:
         """Checks arrays and makes a dataset of copies of them.
 
         Floats become float32 and integers int32; an x of uint8 is taken for an image
-        and becomes float32 with its values as they are, 0 to 255 (so give byte
-        tokens as int32). Host memory peaks below three times the size of float32
-        arrays, theirs included.
+        and becomes float32 with its values as they are, 0 to 255, with a warning (so
+        give byte tokens as int32). Host memory peaks below three times the size of
+        float32 arrays, theirs included.
 
         Args:
           train: `(x, y)`, arrays or pytrees of arrays (dicts, tuples, lists) that
             share one leading axis, that of the examples.
-          validation: The same for the validation split.
+          validation: The same for the validation split, which has to be given.
           test: The same for the test split, or None.
           standardize: Whether to subtract the mean and divide by the standard
             deviation of the train split, in every float leaf of x: for each channel
@@ -83,9 +84,9 @@ class Dataset:
             array `[n]`.
 
         Raises:
-          ValueError: If a split is empty, its leading axes differ, the splits do not
-            look alike, values are not finite numbers, or labels are out of range or
-            never seen in the train split.
+          ValueError: If validation is missing, a split is empty, its leading axes
+            differ, the splits do not look alike, values are not finite numbers, or
+            labels are out of range or never seen in the train split.
 
         Examples:
           >>> x, y = np.arange(12.0).reshape(6, 2), np.array([0, 1, 0, 1, 0, 1])
@@ -113,6 +114,12 @@ class Dataset:
             mean, std = _moments(splits["train"][0])
             for x, _ in splits.values():
                 _standardize(x, mean, std)
+        elif any(map(_is_raw_image, tree_util.tree_leaves(raw["train"][0]))):
+            warnings.warn(
+                "train x is uint8, and would be trained on as it is, 0 to 255; give "
+                "standardize=True (or x as float32, if the model scales it itself)",
+                stacklevel=2,
+            )
         for leaf in tree_util.tree_leaves((splits, mean, std)):
             leaf.flags.writeable = False
         return cls(name=name, num_classes=num_classes, mean=mean, std=std, **splits)
@@ -187,6 +194,10 @@ class Dataset:
 
 _convert_x = functools.partial(convert, is_input=True)
 _convert_y = functools.partial(convert, is_input=False)
+
+
+def _is_raw_image(leaf: np.ndarray) -> bool:
+    return leaf.dtype == np.uint8 and leaf.max() > 1
 
 
 def _moments(x: PyTree) -> tuple[PyTree, PyTree]:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxpack.report.ranking import floats, ranked
-from jaxpack.report.style import LINES, ORANGE, add_legend, fate, score_limits
+from jaxpack.report.style import (
+    LINES,
+    ORANGE,
+    add_legend,
+    fate,
+    scale_resource,
+    score_limits,
+)
 from jaxpack.types import TrialResult
 
 # Slow to import, and only needed by who looks at results.
@@ -26,6 +33,9 @@ def curves_figure(
 ) -> Figure:
     """Draws the metric, the validation loss and the training loss against resource.
 
+    The validation loss is left out where the metric is the same. Resources are on a
+    log scale where trials were read at their rungs only.
+
     Args:
       trials: The trials.
       metric: The metric that they are ranked by.
@@ -34,19 +44,24 @@ def curves_figure(
     """
     from matplotlib.figure import Figure
 
-    names = list(dict.fromkeys([metric, "loss", "train_loss"]))
+    rows = [row for trial in trials for row in trial.history]
+    alike = all(row.get(metric) == row.get("loss") for row in rows)
+    names = [metric, *(["loss"] * (not alike)), "train_loss"]
+    at_rungs = bool(rows) and all("rung" in row for row in rows)
     figure = Figure((3.6 * len(names), 3.8), layout="constrained")
     panels = figure.subplots(1, len(names), sharex=True, squeeze=False)[0]
     best = [trial.trial_id for trial in ranked(trials, metric, mode)[:1]]
-    readings = sum(len(trial.history) for trial in trials)
-    every = max(1, math.ceil(readings * len(names) / POINTS))
+    every = max(1, math.ceil(len(rows) * len(names) / POINTS))
+    if at_rungs:
+        scale_resource(panels[0], trials, unit)
     for axes, name in zip(panels, names, strict=True):
         _draw(axes, trials, name, unit, best, every)
         better = mode if name == metric else "min"
         axes.set_ylim(*score_limits(trials, name, better))
         axes.set_title(_TITLES.get(name, name), fontsize=9)
-        axes.set_xlabel(unit, fontsize=8)
-        axes.locator_params(axis="x", integer=True)
+        axes.set_xlabel(f"{unit} (log scale)" if at_rungs else unit, fontsize=8)
+        if not at_rungs:
+            axes.locator_params(axis="x", integer=True)
         axes.tick_params(labelsize=8)
         axes.grid(alpha=0.3)
     add_legend(figure, columns=6, marks=False)

@@ -64,8 +64,9 @@ def hparams_figure(
     from matplotlib.figure import Figure
 
     axes_of = varied(trials, dims)
-    columns = min(4, max(1, len(axes_of)))
-    rows = max(1, math.ceil(len(axes_of) / columns))
+    # At most four columns, and rows of about one length.
+    rows = max(1, math.ceil(len(axes_of) / 4))
+    columns = max(1, math.ceil(len(axes_of) / rows))
     size = (max(5.5, 2.9 * columns), 2.6 * rows + 0.6)
     figure = Figure(size, layout="constrained")
     grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
@@ -152,6 +153,7 @@ def parallel_figure(
     """
     from matplotlib.collections import LineCollection
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     axes_of = varied(trials, dims)
     order = ranked(trials, metric, mode)
@@ -162,18 +164,19 @@ def parallel_figure(
     for place, (name, dim) in enumerate(axes_of.items()):
         _upright(axes, place, name, [(_height(dim, v), t) for v, t in _ticks(dim)])
     low, high = score_limits(trials, metric, mode)
-    ticks = np.linspace(low, high, 5)[1:-1]
+    ticks = [y for y in MaxNLocator(5).tick_values(low, high) if low <= y <= high]
     heights = [((y - low) / (high - low), format_number(float(y))) for y in ticks]
     _upright(axes, count, metric, heights)
     lines = []
     for trial in order:
+        score = (best_row(trial, metric, mode) or {})[metric]
+        end = min(max((score - low) / (high - low), 0), 1)
         line = [
-            (place, _height(dim, trial.hparams[name]))
+            (place, _height(dim, trial.hparams[name]) + _spread(dim, end))
             for place, (name, dim) in enumerate(axes_of.items())
             if name in trial.hparams
         ]
-        score = (best_row(trial, metric, mode) or {})[metric]
-        lines.append([*line, (count, min(max((score - low) / (high - low), 0), 1))])
+        lines.append([*line, (count, end)])
     top = max(1, len(order) // 10)
     for members, color, width, alpha in (
         (lines[top:], GREY, 0.7, max(0.15, min(0.7, 40 / max(1, len(lines))))),
@@ -190,9 +193,8 @@ def parallel_figure(
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    axes.set_title(
-        f"{len(order)} trials: the best in orange, the best tenth in blue", fontsize=9
-    )
+    tenth = ", the best tenth in blue" * (top > 1)
+    axes.set_title(f"{len(order)} trials: the best in orange{tenth}", fontsize=9)
     return figure
 
 
@@ -255,6 +257,11 @@ def _height(dim: Dimension, value: Any) -> float:
     if dim.log:
         lo, hi, x = math.log(lo), math.log(hi), math.log(x)
     return (x - lo) / (hi - lo)
+
+
+def _spread(dim: Dimension, end: float) -> float:
+    """What sets trials of one choice apart, by where their lines end, from 0 to 1."""
+    return 0.6 * (end - 0.5) / len(dim.options) if isinstance(dim, Choice) else 0.0
 
 
 def _columns(points: Sequence[tuple[float, float]]) -> tuple[np.ndarray, np.ndarray]:

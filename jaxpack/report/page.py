@@ -80,7 +80,7 @@ def card(summary: Summary, k: int = 10) -> str:
     head, rows = _trial_rows(summary, best)
     return (
         f"<div><p>{_headline(summary)}</p>"
-        f"<table>{_head(head)}<tbody>{_body(rows)}</tbody></table>"
+        f"{_table('', head, rows)}"
         f'<div style="max-width: 60em">{svg}</div></div>'
     )
 
@@ -114,8 +114,7 @@ def _page(summary: Summary, drawn: Mapping[str, str]) -> str:
 <section id="trials"><h2>Trials</h2>
 <p>The best first; a click on a column's name sorts by it.
 <label>Show those with <input id="filter" type="search"></label></p>
-<div class="scroll"><table class="sortable">{_head(head)}
-<tbody>{_body(rows)}</tbody></table></div></section>
+<div class="scroll">{_table(_SORTABLE, head, rows)}</div></section>
 {_packs(summary.stats.packs)}
 </main>
 <script>{_SCRIPT}</script>
@@ -182,9 +181,26 @@ def _trial_rows(
     return [*head, *(["reason"] if reason else ())], rows
 
 
-def _head(names: Iterable[str]) -> str:
-    cells = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
+def _table(kind: str, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table; the names of columns of numbers stand over them."""
+    numbers = {i for row in rows for i, value in enumerate(row) if _is_number(value)}
+    return f"<table{kind}>{_head(names, numbers)}\n<tbody>{_body(rows)}</tbody></table>"
+
+
+def _head(names: Iterable[str], numbers: set[int]) -> str:
+    cells = "".join(
+        f'<th scope="col"{_NUMBER if i in numbers else ""}>{escape(name)}</th>'
+        for i, name in enumerate(names)
+    )
     return f"<thead><tr>{cells}</tr></thead>"
+
+
+_SORTABLE = ' class="sortable"'
+_NUMBER = ' class="number"'
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _body(rows: Iterable[Iterable[Any]]) -> str:
@@ -192,8 +208,7 @@ def _body(rows: Iterable[Iterable[Any]]) -> str:
 
 
 def _cell(value: Any) -> str:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    kind = f' class="number" data-value="{value!r}"' if number else ""
+    kind = f'{_NUMBER} data-value="{value!r}"' if _is_number(value) else ""
     return f"<td{kind}>{escape(_text(value))}</td>"
 
 
@@ -220,8 +235,7 @@ def _packs(packs: Iterable[Mapping[str, Any]]) -> str:
     head = ("static hparams", "engine", "lanes", "trials", "weights", "why")
     return (
         '<section id="packs"><h2>Packs</h2><div class="scroll">'
-        f'<table class="sortable">{_head(head)}<tbody>{_body(rows)}</tbody></table>'
-        "</div></section>"
+        f"{_table(_SORTABLE, head, rows)}</div></section>"
     )
 
 
@@ -253,7 +267,7 @@ max-width:24rem}
 td{white-space:nowrap;overflow:hidden;text-overflow:ellipsis}
 #packs td{white-space:normal}
 th{position:sticky;top:0;background:var(--soft);cursor:pointer;white-space:nowrap}
-.number{text-align:right;font-variant-numeric:tabular-nums}
+td.number,th.number{text-align:right;font-variant-numeric:tabular-nums}
 [aria-sort=ascending]::after{content:" \\2191"}
 [aria-sort=descending]::after{content:" \\2193"}
 input{font:inherit;max-width:12rem}"""

@@ -20,6 +20,7 @@ from jaxpack.report.style import (
     RED,
     add_legend,
     fate,
+    scale_resource,
     score_limits,
 )
 from jaxpack.types import COMPLETE, FAILED, TrialResult
@@ -56,7 +57,7 @@ def rungs_figure(
     figure = Figure(size, layout="constrained")
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     grid[0, 0].set_ylim(*score_limits(trials, metric, mode))
-    _scale_x(grid[0, 0], trials, unit)
+    scale_resource(grid[0, 0], trials, unit)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     for axes, (bracket, members) in zip(
@@ -121,19 +122,6 @@ def _points(
     # A logarithmic axis has no zero.
     rows = [row for row in scored(trial, metric) if row[unit] > 0]
     return floats(row[unit] for row in rows), floats(row[metric] for row in rows)
-
-
-def _scale_x(axes: Axes, trials: Sequence[TrialResult], unit: str) -> None:
-    rows = [row for trial in trials for row in trial.history]
-    # A trial that failed did so anywhere, and has no loss there.
-    rungs = [row for row in rows if "rung" in row and "loss" in row]
-    resources = sorted({row[unit] for row in rungs if row[unit] > 0})
-    axes.set_xscale("log")
-    if resources:
-        axes.set_xlim(resources[0] / 1.5, resources[-1] * 1.5)
-    if 0 < len(resources) <= 8:
-        axes.set_xticks(resources, [format_number(x) for x in resources])
-        axes.minorticks_off()
 
 
 def _mark_bad(

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxpack.progress import format_number
 from jaxpack.report.ranking import floats, scored, sign
 from jaxpack.types import COMPLETE, STOPPED, TrialResult
 
 # Slow to import, and only needed by who looks at results.
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 BLUE, LIGHT_BLUE, GREY = "#1f5fa8", "#86b6e3", "#a9a9a9"
@@ -71,6 +73,26 @@ def score_limits(
     pad = (top - bottom) or max(abs(top), 1.0)
     low, high = sorted(sign(mode) * np.array([top + 0.15 * pad, bottom - 0.15 * pad]))
     return float(low), float(high)
+
+
+def scale_resource(axes: Axes, trials: Sequence[TrialResult], unit: str) -> None:
+    """Makes x the resource, on a log scale with a tick a rung where they are few.
+
+    Args:
+      axes: The axes.
+      trials: The trials.
+      unit: What resources are counted in, `"epochs"` or `"steps"`.
+    """
+    rows = [row for trial in trials for row in trial.history]
+    # A trial that failed did so anywhere, and has no loss there.
+    rungs = [row for row in rows if "rung" in row and "loss" in row]
+    resources = sorted({row[unit] for row in rungs if row[unit] > 0})
+    axes.set_xscale("log")
+    if resources:
+        axes.set_xlim(resources[0] / 1.5, resources[-1] * 1.5)
+    if 0 < len(resources) <= 8:
+        axes.set_xticks(resources, [format_number(x) for x in resources])
+        axes.minorticks_off()
 
 
 def add_legend(figure: Figure, columns: int, *, marks: bool = True) -> None:
