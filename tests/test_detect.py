@@ -64,14 +64,12 @@ def test_sizes_are_static_and_rates_are_per_lane(tiny_dataset):
         lr=jp.log_uniform(1e-4, 1e-1),
         b1=jp.uniform(0.8, 0.95),
         decay=jp.log_uniform(1e-6, 1e-2),
-        batch_size=jp.choice(8, 16),
     ) == {
         "width": False,
         "rate": True,
         "lr": True,
         "b1": True,
         "decay": True,
-        "batch_size": False,
     }
 
 
