@@ -22,7 +22,7 @@ install: $(STAMP)  ## Make .venv with jaxpack and all that its development needs
 sweep: $(STAMP)  ## Run one sweep: EXPERIMENT (default mnist_hyperband) with ARGS
 	$(BIN)/python -m experiments.$(EXPERIMENT) $(ARGS)
 
-test: $(STAMP)  ## Run the tests, with ARGS for pytest
+test: $(STAMP)  ## Run the tests, with ARGS for pytest; ARGS=--slow runs all
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-matrix:  ## Run the tests with today's newest releases, then with Colab's

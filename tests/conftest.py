@@ -22,6 +22,18 @@ from jaxpack.data import Dataset
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="run the slow tests, too")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves out what others show in less time, unless it is asked for."""
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if slow and not config.getoption("--slow") and len(slow) < len(items):
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]
+
+
 def _blobs(num_examples: int, shape: tuple[int, ...], seed: int):
     """Returns noisy examples of four class centres that any model can tell apart."""
     centers = np.random.default_rng(0).normal(size=(4, *shape))

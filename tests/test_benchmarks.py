@@ -67,7 +67,12 @@ def trained(model) -> jp.TrialResult:
 
 @pytest.mark.parametrize(
     "name, model",
-    [("one", mlp), ("one_scan", mlp), ("one_recompile", mlp), ("one_scan_conv", cnn)],
+    [
+        ("one", mlp),
+        ("one_scan", mlp),
+        ("one_recompile", mlp),
+        pytest.param("one_scan_conv", cnn, marks=pytest.mark.slow),
+    ],
 )
 def test_baselines_do_the_work_of_the_library(name, model):
     problem, expected = problem_with(model), trained(model)

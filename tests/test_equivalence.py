@@ -29,7 +29,12 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+def cases(names, slow):
+    marks = {name: [pytest.mark.slow] * (name in slow) for name in names}
+    return [pytest.param(name, marks=marks[name]) for name in names]
+
+
+@pytest.mark.parametrize("name", cases(OPTIMIZERS, {"nesterov", "clipped", "adamw"}))
 def test_mlp_lanes_equal_trials_alone(tiny_dataset, name):
     make, tolerance = OPTIMIZERS[name]
     task = jp.Task(
@@ -62,8 +67,15 @@ def test_mlp_lanes_equal_trials_alone(tiny_dataset, name):
             assert difference(result.opt_state, opt_state) <= tolerance, engine
 
 
-@pytest.mark.parametrize("name", ["momentum", "adam"])
-@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize(
+    ("batch_norm", "name"),
+    [
+        (True, "momentum"),
+        (False, "adam"),
+        pytest.param(True, "adam", marks=pytest.mark.slow),
+        pytest.param(False, "momentum", marks=pytest.mark.slow),
+    ],
+)
 def test_cnn_lanes_equal_trials_alone(tiny_images, batch_norm, name):
     make, tolerance = OPTIMIZERS[name]
     task = jp.Task(
@@ -121,7 +133,7 @@ def photos():
     )
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", cases(ZOO, {"resnet", "densenet"}))
 def test_lanes_of_the_zoo_equal_trials_alone(photos, name):
     # Momentum: where BatchNorm takes out a scale, its gradient is rounding noise for
     # as long as the bias beside it is zero, and Adam makes a step of it.

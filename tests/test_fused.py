@@ -52,6 +52,7 @@ def test_unlike_trials_share_one_program(tiny_dataset, monkeypatch):
     assert [name for name in names if "advance" in name] == ["advance_fused"]
 
 
+@pytest.mark.slow
 def test_models_of_other_families_are_fused(tiny_images, monkeypatch):
     executables.clear()
 
@@ -107,6 +108,7 @@ def test_neighbours_change_no_bit(tiny_dataset):
     assert changed[2].status == "FAILED" and changed[2].first_bad_step >= 1
 
 
+@pytest.mark.slow
 def test_like_trials_are_fused_too(tiny_dataset, monkeypatch):
     trials = [UNLIKE[0] | {"learning_rate": 0.1 / (i + 1)} for i in range(6)]
     executables.clear()
@@ -219,6 +221,7 @@ def test_out_of_memory_halves_the_members(tiny_dataset, monkeypatch, call):
         assert difference(a.params, b.params) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_deck_in_windows_changes_nothing(tiny_dataset, monkeypatch):
     whole = train(tiny_dataset, epochs=[8, 5, 3])
     monkeypatch.setattr(pack, "window_epochs", lambda *_: 2)

@@ -271,7 +271,13 @@ def hastily(function, *args):
     )
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in {"resnet", "densenet"}))
+        for name in TINY
+    ],
+)
 def test_every_weight_has_an_effect(name):
     # A gradient of nothing but rounding noise would become steps under Adam.
     x, module = images(8, 6, 6, 1), TINY[name]

@@ -12,7 +12,6 @@ from reference import difference, trial_key
 import jaxpack as jp
 from jaxpack.data import deck
 
-ENGINES = ("packed", "solo", "fused")
 
 
 class Net(nnx.Module):
@@ -97,7 +96,9 @@ def alone(tiny_images):
     return models
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "engine", ["packed", "solo", pytest.param("fused", marks=pytest.mark.slow)]
+)
 def test_lanes_equal_a_plain_loop(tiny_images, alone, engine):
     task = make_task(tiny_images)
     results = jp.train(task, TRIALS, steps=12, engine=engine, seed=5)

@@ -36,7 +36,14 @@ def test_the_script_has_the_same_cells(path):
 
 
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[pytest.mark.slow] * (path.stem != "quickstart"))
+        for path in NOTEBOOKS
+    ],
+    ids=NAMES,
+)
 def test_it_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv("JAXPACK_SMOKE", "1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

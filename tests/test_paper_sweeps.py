@@ -50,6 +50,7 @@ def test_what_differs_between_engines_is_counted():
     assert not hyperband.same_scores(ways | {"original": other}, "solo")
 
 
+@pytest.mark.slow
 def test_the_papers_space_needs_a_program_for_each_batch_size():
     problem = dataclasses.replace(TINY, batch_sizes=(32, 64))
     plan = jp.explain(problem.task, problem.space, jp.Hyperband(9), engine="solo")

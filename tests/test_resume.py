@@ -72,8 +72,15 @@ def whole(request, tiny_dataset):
     return run(tiny_dataset, None, engine=request.param), request.param
 
 
-@pytest.mark.parametrize("often", [False, True], ids=["no checkpoint", "checkpoints"])
-@pytest.mark.parametrize("lines", [2, 18])
+@pytest.mark.parametrize(
+    ("often", "lines"),
+    [
+        pytest.param(True, 2, id="checkpoints-2"),
+        pytest.param(False, 18, id="no checkpoint-18"),
+        pytest.param(False, 2, id="no checkpoint-2", marks=pytest.mark.slow),
+        pytest.param(True, 18, id="checkpoints-18", marks=pytest.mark.slow),
+    ],
+)
 def test_a_crash_changes_nothing(
     tiny_dataset, tmp_path, monkeypatch, whole, lines, often
 ):

@@ -142,7 +142,9 @@ def test_weights_of_the_loss_and_metrics_count(tiny_dataset):
     assert right.mean() < 0.5
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "engine", ["packed", pytest.param("solo", marks=pytest.mark.slow)]
+)
 def test_a_result_goes_on_as_if_it_had_never_stopped(tiny_images, engine):
     task = jp.Task(
         lambda hp: CNN(batch_norm=True, rate=hp.rate),

@@ -40,7 +40,9 @@ def short_of_memory(monkeypatch, fails):
     return steps
 
 
-@pytest.mark.parametrize("call", [1, 2, 3])
+@pytest.mark.parametrize(
+    "call", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))]
+)
 @pytest.mark.parametrize("name", ["advance_packed", "evaluate", "put", "init"])
 def test_a_pack_that_does_not_fit_is_halved(tiny_dataset, monkeypatch, name, call):
     plain = train(tiny_dataset, evaluate_every=1)
