@@ -13,7 +13,6 @@ import jaxpack as jp
 from jaxpack.data import deck
 
 
-
 class Net(nnx.Module):
     """Convolution, BatchNorm, and two dropouts of one shape."""
 
