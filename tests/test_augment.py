@@ -81,6 +81,7 @@ def test_its_hparams_are_per_lane_where_they_can_be(tiny_dataset):
     assert "test_augment.py" in plan.findings[1].line
 
 
+@pytest.mark.slow
 def test_tasks_that_differ_in_it_share_no_program(tiny_dataset):
     hp = [{"learning_rate": 0.1}]
     tasks = [

@@ -138,6 +138,7 @@ def test_examples_in_docstrings_are_right(module):
     assert done.attempted and not done.failed
 
 
+@pytest.mark.slow
 def test_a_fleet_fills_every_lane_of_every_worker():
     task = models.CASES["mlp_tiny"].problem().task()
     packed = measure.fleet(task, "packed", lanes=4, workers=2, num_epochs=2)
@@ -187,6 +188,7 @@ def test_a_cut_baseline_is_scaled_by_what_was_left_out():
     assert each.all == pytest.approx(5 + one.steady) and each.steady is None
 
 
+@pytest.mark.slow
 def test_all_ways_of_running_a_sweep_find_the_same():
     problem, scheduler = sweep_runs.SWEEPS["digits_R3"].problem(), jp.Hyperband(3)
     across, within = (

@@ -115,6 +115,7 @@ def test_strings(tiny_dataset):
         )
 
 
+@pytest.mark.slow
 def test_optimizers(tiny_dataset):
     def switched(hp):
         branches = {"sgd": optax.sgd(hp.lr), "adam": optax.adam(hp.lr)}
@@ -290,6 +291,7 @@ def test_the_users_own_error_is_raised_as_it_is(tiny_dataset):
     assert any(entry.name == "model" for entry in raised.traceback)
 
 
+@pytest.mark.slow
 def test_the_horizon_can_be_traced_or_static(tiny_dataset):
     def cosine(hp):
         return optax.sgd(jp.schedules.cosine(hp.lr, hp.total_steps))

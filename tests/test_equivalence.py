@@ -133,7 +133,7 @@ def photos():
     )
 
 
-@pytest.mark.parametrize("name", cases(ZOO, {"resnet", "densenet"}))
+@pytest.mark.parametrize("name", cases(ZOO, {"resnet", "mobilenet", "densenet"}))
 def test_lanes_of_the_zoo_equal_trials_alone(photos, name):
     # Momentum: where BatchNorm takes out a scale, its gradient is rounding noise for
     # as long as the bias beside it is zero, and Adam makes a step of it.

@@ -33,6 +33,7 @@ def test_the_example_runs_and_learns(name, capsys):
     assert static == ({"width"} if name == "language_model" else set())
 
 
+@pytest.mark.slow
 def test_tokens_count_once_whatever_the_sentence():
     task = language_model.make_task()
     hp = {"learning_rate": 0.01, "dropout": 0.0, "width": 16}

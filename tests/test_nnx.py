@@ -173,6 +173,7 @@ class Listed(nnx.Module):
         return self.out(x) * (1.0 if train else 0.0)
 
 
+@pytest.mark.slow
 def test_lists_flags_and_intermediate_results(tiny_dataset):
     task = jp.Task.from_nnx(
         lambda hp, rngs: Listed(rngs), lambda hp: optax.adam(hp.lr), tiny_dataset

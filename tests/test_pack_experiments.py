@@ -37,6 +37,7 @@ def test_the_study_is_that_of_the_paper():
     assert len(study.Flags().configs(study.OPTIMIZERS)) == 48
 
 
+@pytest.mark.slow
 def test_pairs_are_packed_if_like_and_fused_if_not(tmp_path, monkeypatch, capsys):
     flags = pairwise.Flags(**SMALL, directory=tmp_path)
     found = pairwise.run(flags)
@@ -96,6 +97,7 @@ def test_pack_sizes_are_measured_as_far_as_memory_goes(tmp_path, monkeypatch, ca
     assert (tmp_path / "pack_size.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_shared_input_compares_like_with_like(tmp_path, capsys):
     found = shared_input.run(shared_input.Flags(**SMALL, directory=tmp_path))
     assert found["difference"] < 1e-3

@@ -63,6 +63,7 @@ def test_lanes_of_unlike_batch_sizes_equal_trials_alone(tiny_dataset):
         assert difference(result.opt_state, opt_state) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_sweep_counts_epochs_of_every_size(tiny_dataset, tmp_path):
     scheduler = jp.Hyperband(3)
     dims, options = space(batch_size=jp.choice(*SIZES)), {"progress": False}

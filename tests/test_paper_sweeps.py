@@ -61,6 +61,7 @@ def test_the_papers_space_needs_a_program_for_each_batch_size():
     assert len(jp.explain(*padded, jp.Hyperband(9)).packs) == 1
 
 
+@pytest.mark.slow
 def test_padded_trials_train_on_their_first_rows():
     trial = {"learning_rate": 0.01, "optimizer": "adam", "activation": "tanh"}
     small = dataclasses.replace(TINY, batch_sizes=(20,))

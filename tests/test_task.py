@@ -104,6 +104,7 @@ def test_an_hparam_of_the_loss_alone_is_used_and_per_lane(tiny_dataset):
     assert "test_task.py" in findings["label_smoothing"].line
 
 
+@pytest.mark.slow
 def test_a_choice_of_losses_is_static_or_switched(tiny_dataset):
     def plain(outputs, labels):
         return optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
