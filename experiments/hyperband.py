@@ -130,7 +130,8 @@ def run(flags: Flags) -> dict[str, Any]:
     print_table(table(runs | of_packs, seconds | seconds_of_packs, figures["bounds"]))
     directory = measure.results_directory(flags.directory, flags.smoke)
     if directory is not None:
-        settings = {"settings": dataclasses.asdict(flags), "problem": repr(problem)}
+        asked = dataclasses.asdict(dataclasses.replace(flags, directory=None))
+        settings = {"settings": asked, "problem": repr(problem)}
         path = measure.save(directory, "hyperband", figures, **_plain(settings))
         plot(seconds | seconds_of_packs, path.with_suffix(".png"))
         print(f"results: {path}")
