@@ -11,7 +11,7 @@ import functools
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -293,7 +293,7 @@ def _fold(eqn: Any, operands: tuple[int | Known, ...]) -> Known | None:
 
 
 def _text(eqn: Any) -> str:
-    shown = (f"{name}={_shown(eqn.params[name])}" for name in sorted(eqn.params))
+    shown = (f"{name}={_shown(eqn.params[name], str)}" for name in sorted(eqn.params))
     params = ", ".join(shown)
     # A callback's address is all that tells it from another one.
     if "callback" not in eqn.primitive.name:
@@ -302,10 +302,10 @@ def _text(eqn: Any) -> str:
     return f"[{params}] -> {', '.join(_type(var.aval) for var in eqn.outvars)}"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Any, leaf: Callable[[Any], str] = repr) -> str:
     if isinstance(value, tuple | list):
         return f"({', '.join(map(_shown, value))})"
-    return _shown_jaxpr(value) if hasattr(value, "eqns") else str(value)
+    return _shown_jaxpr(value) if hasattr(value, "eqns") else leaf(value)
 
 
 @functools.lru_cache(maxsize=1000)  # One of a jitted function is met many times.

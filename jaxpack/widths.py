@@ -47,7 +47,7 @@ class Pace(NamedTuple):
 
 
 CPU = Pace(lanes=16, pause=5e-4, step=6e-6, lane=2e-6, flops=5e10)
-"""Measured on one core of two: MLPs of 4-16-3 to 64-128-64-10."""
+"""Fitted to earlier measurements of MLPs on one core of two; the pause is a guess."""
 ACCELERATOR = Pace(lanes=256, pause=1e-3, step=2e-4, lane=1e-6, flops=5e12)
 """Reasoned, not measured: some 60 kernels of a few microseconds are a step."""
 

@@ -27,7 +27,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves out what others show in less time, unless it is asked for."""
+    """Leaves out what others show in less time, unless nothing else is asked for."""
     slow = [item for item in items if item.get_closest_marker("slow")]
     if slow and not config.getoption("--slow") and len(slow) < len(items):
         config.hook.pytest_deselected(items=slow)

@@ -11,6 +11,7 @@ from reference import difference, train_alone
 from tiny import MLP
 
 import jaxpack as jp
+from jaxpack import detect, jaxprs, probe
 
 CONTINUOUS = jp.uniform(0.1, 0.9)
 
@@ -338,3 +339,23 @@ def test_a_model_that_mixes_examples_gets_its_short_batches_whole(tiny_dataset, 
         Contrastive(), optax.sgd(0.1), tiny_dataset.train, steps=8, batch_size=16
     )
     assert difference(result.params, params) < 1e-5
+
+
+def test_a_rate_of_zero_is_compared_without_running_a_step(tiny_dataset, monkeypatch):
+    def run(*_):
+        raise AssertionError("a step was compiled and run")
+
+    monkeypatch.setattr(probe, "_difference", run)
+    model = lambda hp: MLP(rate=hp.rate)  # noqa: E731
+    assert found(tiny_dataset, model, rate=jp.choice(0.0, 0.5)) == {"rate": True}
+
+
+def test_what_an_error_names_is_not_searched_for(tiny_dataset, monkeypatch):
+    monkeypatch.setattr(detect, "_one_by_one", None)
+    model = lambda hp: MLP(width=hp.width, rate=hp.rate)  # noqa: E731
+    space = {"width": jp.choice(8, 16), "rate": jp.uniform(0, 0.5)}
+    assert found(tiny_dataset, model, **space) == {"width": False, "rate": True}
+
+
+def test_texts_of_parameters_tell_strings_from_numbers():
+    assert jaxprs._shown(("1", 1)) == "('1', 1)"
