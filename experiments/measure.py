@@ -77,7 +77,7 @@ def fleet(
 
     Args:
       task: A task with the hparams learning_rate and weight_decay.
-      engine: An engine, at most `lanes` wide, or "auto", which is free to choose.
+      engine: An engine, `lanes` wide, or "auto", which chooses its width, too.
       lanes: Trials a worker.
       workers: Worker threads; None leaves them to the plan.
       num_epochs: The longest that a trial may train.
@@ -93,7 +93,7 @@ def fleet(
         trials,
         kinds_of_trials(trials),
         [horizon] * count,
-        Work.of([horizon] * count),
+        Work.of([horizon] * count) if engine == "auto" else None,
         engine=engine,
         max_lanes=None if engine == "auto" else lanes,
         workers=workers,

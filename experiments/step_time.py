@@ -14,7 +14,7 @@ in one process, the median of `--repeats` rounds:
 - the baselines of `experiments.baselines`: a good user's script without jaxpack;
 - every engine of jaxpack at every lane count, on one worker and on all of them. All
   lanes of all workers are busy: `packed` at 16 lanes and 2 workers trains 32 trials;
-- `auto`: what the planner takes for as many trials.
+- `auto`: what the planner takes for as many trials, in packs as wide as it likes.
 
 Times are those of a lane-step: one training step of one trial. Expect about five
 minutes for the default models on two CPU cores.
@@ -86,7 +86,8 @@ class Measured(NamedTuple):
       seconds: Time of a lane-step for each run.
       lanes: The lane count of the headline figures.
       workers: The workers there are.
-      engine: What `auto` took at that lane count.
+      engine: What `auto` took for as many trials.
+      width: Its trials in a pack.
       compile_seconds: What `auto` took to compile.
     """
 
@@ -94,6 +95,7 @@ class Measured(NamedTuple):
     lanes: int
     workers: int
     engine: str
+    width: int
     compile_seconds: float
 
 
@@ -141,7 +143,8 @@ def measure_case(case: models.Case, lanes: Sequence[int], budget: Budget) -> Mea
         made = measure.fleet(task, run.name, run.lanes, threads, budget.num_epochs)
         timers[run], compile_seconds = fleet_timer(made, budget)
         if run.name == "auto":
-            autos.append((lanes[0], workers, made.engine, compile_seconds))
+            taken = made.engine, made.lanes
+            autos.append((lanes[0], workers, *taken, compile_seconds))
     seconds = measure.interleave(timers, budget.repeats)
     measured = Measured(seconds, *autos[0])
     if figures(measured)["auto_vs_best_candidate"] < GOOD_ENOUGH and budget != SMOKE:
@@ -207,7 +210,7 @@ def figures(measured: Measured) -> dict[str, Any]:
     return {
         **{name: measure.significant(ratio) for name, ratio in ratios.items()},
         "engine": measured.engine,
-        "lanes": lanes,
+        "lanes": measured.width,
         "improvement": measure.significant((one - auto) / one),
         "compile_seconds": round(measured.compile_seconds, 3),
     }
@@ -231,7 +234,7 @@ def table(name: str, measured: Measured) -> Table:
             ratio = seconds[Run("one")] / value if value else 0
             cells.append(f"{value * 1e6:.1f} ({ratio:.2f})" if value else "")
         if label == "auto":
-            label = f"auto = {measured.engine} at {measured.lanes}"
+            label = f"auto ({measured.engine}, {measured.width} wide)"
         if workers > 1:
             label += f", {workers} workers"
         result.add_row(label, *cells)
@@ -255,7 +258,7 @@ def plot(measured: Mapping[str, Measured], path: pathlib.Path) -> None:
     for i, run in enumerate(runs):
         places = np.arange(len(measured)) + (i - (len(runs) - 1) / 2) * width
         heights = [m.seconds[Run("one")] / m.seconds[run] for m in measured.values()]
-        label = run.name if run.lanes == 1 else f"{run.name}, {run.lanes} lanes"
+        label = run.name if run.name != "packed" else f"{run.name}, {run.lanes} lanes"
         axes.bar(places, heights, width, label=label)
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_yscale("log", base=2)

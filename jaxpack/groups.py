@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxpack import threefry
+from jaxpack import threefry, trees
 from jaxpack.detect import Detection, Kind, StaticHParamError, detect, kind_of
 from jaxpack.dimensions import Dimension, Uniform
 from jaxpack.space import Space
@@ -52,8 +52,9 @@ class Group:
     def load(self, engine: str, slower: tuple[tuple[str, float], ...] = ()) -> Load:
         """The group, as the widths of its packs depend on it; see `Load`."""
         trials = tuple(trial.trial_id for trial in self.trials)
-        flops, mixed = self.detection.flops, self.detection.program.padded
-        return Load(trials, engine, flops, slower, mixed=mixed)
+        found = self.detection
+        state, mixed = trees.size_bytes(found.state), found.program.padded
+        return Load(trials, engine, found.flops, state, slower, mixed=mixed)
 
     @property
     def family(self) -> tuple[Any, ...]:

@@ -41,8 +41,8 @@ from jaxpack.widths import (
     widest,
 )
 
-TINY = 10_000
-"""Parameters below which a pack beats single trials on a CPU core."""
+TINY = 6e6
+"""Operations of a training step below which a pack beats single trials on a CPU."""
 MOST_WORKERS = 1024
 """Threads that nobody can mean to have more of."""
 FLOPS = 5e10
@@ -172,7 +172,7 @@ def _padded(
     def choice(group: Group) -> Choice:
         if engine == "packed":
             return Choice("packed", "")
-        return usual(widths.devices[0].platform, group.num_params)
+        return usual(widths.devices[0].platform, group.detection.flops)
 
     def cost(groups: Sequence[Group]) -> float:
         layout = widths.of(groups, [choice(group) for group in groups])
@@ -276,7 +276,9 @@ def _choose(
         for family, members in families.items()
     }
     platform = widths.devices[0].platform
-    choices = {f: usual(platform, group.num_params) for f, group in largest.items()}
+    choices = {
+        f: usual(platform, group.detection.flops) for f, group in largest.items()
+    }
     for family, members in families.items():
         work = sum(group.detection.flops * group.steps for group in members)
         if work / FLOPS / len(widths.devices) > WORTH_MEASURING:
@@ -285,12 +287,13 @@ def _choose(
     return [choices.get(group.family, shared) for group in groups]
 
 
-def usual(platform: str, num_params: int) -> Choice:
-    """The engine for models of a size, where nothing is measured."""
+def usual(platform: str, flops: float) -> Choice:
+    """The engine for a training step of so many operations, where none is measured."""
     if platform != "cpu":
         return Choice("packed", f"packed: one trial does not fill a {platform}")
-    if num_params < TINY:
-        reason = f"packed: under {TINY:,} params a pack beats single trials on a CPU"
+    if flops < TINY:
+        size = f"{TINY / 1e6:g} million operations"
+        reason = f"packed: on a CPU steps under {size} go faster in packs"
         return Choice("packed", reason)
     return Choice("solo", "solo: on a CPU one trial fills a core")
 
@@ -389,12 +392,15 @@ def _fused_where_faster(
         wins = together < 0.9 * alone
         shown = f"{together * 1e6:.4g} us together, {alone * 1e6:.4g} us alone"
         reason = f"{'' if wins else 'not '}fused, by measurement; a step each: {shown}"
-        figure = (f"fused of {len(members)}", round(seconds[members] * 1e6, 2))
+        figures = (
+            ("each alone", round(alone / lanes * 1e6, 2)),
+            (f"fused of {len(members)}", round(seconds[members] * 1e6, 2)),
+        )
         for i in part:
             fused[i] = dataclasses.replace(
                 packs[i],
                 reason=f"{packs[i].reason}; {reason}",
-                measured=(*packs[i].measured, figure),
+                measured=(*packs[i].measured, *figures),
                 fused=members if wins else (),
                 tail=None if wins else packs[i].tail,
             )

@@ -3,7 +3,8 @@
 A wide pack needs trials to fill it, and a sweep runs out of them: half of Hyperband's
 steps are those of its few best trials. How many lanes pay depends on what a lane costs
 beside its step, which is next to nothing on an idle accelerator and nearly all of it on
-a CPU. So the widths are those whose forecast is the shortest.
+a CPU, and more once the states of all lanes do not stay in its cache. So the widths are
+those whose forecast is the shortest.
 
 Nothing here is measured while trials train: the width that a trial has, up to any
 number of steps, is part of the plan, and so are its numbers to the last bit.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -37,6 +39,8 @@ class Pace(NamedTuple):
       step: Seconds that it takes however few lanes there are.
       lane: Seconds that each lane adds, besides its arithmetic.
       flops: Floating-point operations a second.
+      cache: Bytes of states that a worker has at hand from one step to the next.
+      bandwidth: Bytes a second at which states beyond those are read and written.
     """
 
     lanes: int
@@ -44,11 +48,13 @@ class Pace(NamedTuple):
     step: float
     lane: float
     flops: float
+    cache: float = math.inf
+    bandwidth: float = math.inf
 
 
-CPU = Pace(lanes=16, pause=5e-4, step=6e-6, lane=2e-6, flops=5e10)
-"""Fitted to earlier measurements of MLPs on one core of two; the pause is a guess."""
-ACCELERATOR = Pace(lanes=256, pause=1e-3, step=2e-4, lane=1e-6, flops=5e12)
+CPU = Pace(16, pause=5e-4, step=6e-6, lane=2e-6, flops=5e10, cache=1e6, bandwidth=15e9)
+"""Fitted to MLPs on two cores with 2 MiB of cache each; the pause is a guess."""
+ACCELERATOR = Pace(256, pause=1e-3, step=2e-4, lane=1e-6, flops=5e12)
 """Reasoned, not measured: some 60 kernels of a few microseconds are a step."""
 
 
@@ -79,6 +85,7 @@ class Load:
       trials: Their numbers.
       engine: "packed" or "solo".
       flops: Of one training step of one trial.
+      state: Bytes of the state of one trial.
       slower: How many times slower than by rule each engine has been measured.
       most: Lanes that fit into memory; None if all do.
       mixed: Whether their epochs are not of the same number of steps.
@@ -87,13 +94,18 @@ class Load:
     trials: tuple[int, ...]
     engine: str
     flops: float
+    state: int = 0
     slower: tuple[tuple[str, float], ...] = ()
     most: int | None = None
     mixed: bool = False
 
     def seconds(self, engine: str, lanes: int, pace: Pace) -> float:
         """What a step of `lanes` of them takes."""
-        by_rule = pace.step + lanes * (pace.lane + self.flops / pace.flops)
+        lane = pace.lane + self.flops / pace.flops
+        if lanes * self.state > pace.cache:
+            beyond = 1 - pace.cache / (lanes * self.state)
+            lane += beyond * 2 * self.state / pace.bandwidth
+        by_rule = pace.step + lanes * lane
         return by_rule * dict(self.slower).get(engine, 1.0)
 
     def measured(self, engine: str, lanes: int, seconds: float, pace: Pace) -> Load:

@@ -160,9 +160,9 @@ def test_step_time_figures():
         Run("packed", 16, 2): 2.5,
         Run("auto", 16, 2): 2.0,
     }
-    found = step_time.figures(step_time.Measured(seconds, 16, 2, "solo", 1.25))
+    found = step_time.figures(step_time.Measured(seconds, 16, 2, "solo", 1, 1.25))
     assert list(found) == STEP_KEYS
-    assert list(found.values()) == [4.0, 2.0, 0.95, 3.2, "solo", 16, 0.75, 1.25]
+    assert list(found.values()) == [4.0, 2.0, 0.95, 3.2, "solo", 1, 0.75, 1.25]
 
 
 def test_sweep_time_figures():

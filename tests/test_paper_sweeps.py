@@ -11,6 +11,7 @@ from tiny import mlp_task, space
 
 import jaxpack as jp
 from experiments import hyperband, mixed, paper, policies, rungs, switching, table
+from jaxpack import planner
 
 TINY = dataclasses.replace(paper.SMOKE, width=8, batch_sizes=(64,))
 SCHEDULER = jp.Hyperband(4, reduction_factor=2)
@@ -98,6 +99,34 @@ def test_a_mixed_sweep_is_checked_against_solo(tiny_dataset):
     assert mixed.check(task, result, 4, seed=2) <= 1e-6
     result.trials[0] = dataclasses.replace(result.trials[0], score=9.0)
     assert mixed.check(task, result, 4, seed=2) > 7
+
+
+def test_fusing_is_timed_against_each_alone(tiny_dataset, monkeypatch):
+    widths = {"mlp": 8, "resnet": 16}
+    monkeypatch.setattr(mixed, "MODELS", tuple(widths))
+    monkeypatch.setattr(planner, "WORTH_FUSING", 0.0)
+
+    def measured(dataset, trials, candidates, devices):
+        together = 0.5 if len(devices) == 1 else 2.0
+        return {m: together if len(m) > 1 else 1.0 for m in candidates}
+
+    monkeypatch.setattr(planner, "measure", measured)
+
+    def model(hp):
+        rate = hp.dropout if hp.model == "mlp" else 0.0
+        return jp.models.MLP(widths[hp.model], dropout=rate)
+
+    task = jp.Task(model, mixed.make_optimizer, tiny_dataset)
+    found = mixed.fused_of_all(task)
+    assert found["1 worker"] == {
+        "us_alone": 2e6,
+        "us_together": 1e6,
+        "improvement": 0.5,
+        "fused": True,
+    }
+    *_, most = found.values()
+    if len(found) > 1:
+        assert most["improvement"] == -1.0 and not most["fused"]
 
 
 def test_swaps_are_timed():

@@ -22,8 +22,8 @@ def test_tiny_models_are_packed_and_others_are_not(tiny_dataset):
     assert jax.devices()[0].platform == "cpu"
     (small,) = packs(tiny_dataset, workers=2)
     assert (small.spec.engine, small.spec.num_lanes) == ("packed", 4)
-    (large,) = packs(tiny_dataset, more={"width": 1000}, workers=2)
-    assert large.num_params > planner.TINY
+    (large,) = packs(tiny_dataset, more={"width": 10_000}, workers=2)
+    assert small.flops < planner.TINY < large.flops
     assert (large.spec.engine, large.spec.num_lanes) == ("solo", 1)
     assert "solo" in large.reason
 
@@ -117,8 +117,8 @@ def test_widths_are_those_that_lanes_pay_for():
     trials = tuple(range(scheduler.num_trials))
     work = Work(scheduler.brackets(), (45,) * len(trials))
 
-    def lanes(flops, pace, workers, most=None, work=work):
-        load = Load(trials, "packed", flops)
+    def lanes(flops, pace, workers, most=None, work=work, state=0):
+        load = Load(trials, "packed", flops, state)
         found = lay_out([load], work, workers, pace, most or pace.lanes)
         return found.lanes[0], found.forecast.occupancy
 
@@ -131,6 +131,9 @@ def test_widths_are_those_that_lanes_pay_for():
     assert lanes(1e4, ACCELERATOR, workers=1, most=8)[0] == 8
     equal = Work.of([100] * len(trials))
     assert lanes(5e5, CPU, workers=2, work=equal) == (16, pytest.approx(0.99, abs=0.1))
+    # Lanes whose states do not fit into the cache together are slower.
+    assert lanes(3e6, CPU, workers=2, work=equal, state=30_000)[0] == 16
+    assert lanes(3e6, CPU, workers=2, work=equal, state=200_000)[0] == 4
 
 
 def test_a_tail_has_to_repay_its_compilation():

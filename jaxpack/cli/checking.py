@@ -60,7 +60,7 @@ def devices() -> int:
         print(f"{device.platform} {device.id}: {device.device_kind}{_memory(device)}")
     each = "core" if workers[0].platform == "cpu" else "device"
     print(f"{len(workers)} workers by default, one a {each}")
-    sizes, most = (TINY - 1, TINY), pace_of(workers[0].platform).lanes
+    sizes, most = (TINY / 2, TINY), pace_of(workers[0].platform).lanes
     print(f"engine by default, where it is not measured, packs up to {most}:")
     for reason in dict.fromkeys(usual(workers[0].platform, n).reason for n in sizes):
         print(f"  {reason}")
