@@ -235,7 +235,7 @@ def _output(geometry: _Geometry, x: jax.Array, w: jax.Array) -> jax.Array:
     g = geometry
     # One channel is several times faster so, and fused with what follows it.
     if g.groups > 1 or (x.shape[3] == 1 and math.prod(g.kernel) <= _MAX_SHIFTS):
-        return _shifted_sum(g, x, w)
+        return _by_parts(lambda x: _shifted_sum(g, x, w), x)
     return _convolve(g)(x, w)
 
 
@@ -304,6 +304,20 @@ def _shifted_sum(geometry: _Geometry, x: jax.Array, w: jax.Array) -> jax.Array:
         )
     )
     return functools.reduce(jnp.add, terms).astype(x.dtype)
+
+
+def _by_parts(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """Applies a function to the halves, thirds, ... of a batch, in a loop.
+
+    XLA fuses sums of shifted images with whatever reads them, and computes them again
+    in each place, where they may be rounded otherwise: the largest of some would then
+    be equal to none of them, and its gradient be lost. What a loop gives is computed
+    once, which is faster, too.
+    """
+    batch = x if len(x) > 1 else jnp.concatenate([x, x])
+    parts = next(n for n in range(2, len(batch) + 1) if len(batch) % n == 0)
+    y = lax.map(function, batch.reshape(parts, -1, *x.shape[1:]))
+    return y.reshape(-1, *y.shape[2:])[: len(x)]
 
 
 def _shifted_products(geometry: _Geometry, x: jax.Array, y: jax.Array) -> jax.Array:

@@ -80,12 +80,15 @@ def _elements(geometry: _Geometry, x: jax.Array) -> list[jax.Array]:
 
 
 def _forward(geometry: _Geometry, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    largest = _max_pool(geometry, x)
-    elements = _elements(geometry, x)
-    chosen = jnp.full(largest.shape, len(elements) - 1, jnp.int8)
-    for i in reversed(range(len(elements))):
-        chosen = jnp.where(elements[i] == largest, jnp.int8(i), chosen)
-    return largest, chosen
+    # No element is compared with the largest, which XLA may have computed elsewhere,
+    # and rounded otherwise: then none would be equal to it.
+    first, *others = _elements(geometry, x)
+    largest, chosen = first, jnp.zeros(first.shape, jnp.int8)
+    for i, element in enumerate(others, 1):
+        larger = element > largest
+        largest = jnp.where(larger, element, largest)
+        chosen = jnp.where(larger, jnp.int8(i), chosen)
+    return _max_pool(geometry, x), chosen
 
 
 def _backward(

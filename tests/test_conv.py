@@ -15,6 +15,7 @@ from jax import lax
 
 from jaxpack import conv
 from jaxpack.conv import conv_general_dilated
+from jaxpack.pool import max_pool
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 LANES = 3
@@ -376,3 +377,29 @@ def test_an_unknown_form_is_refused():
         conv.lowering("cudnn"),
     ):
         pass
+
+
+POOLS = {
+    "images": lambda y: y.max((1, 2)),
+    "columns": lambda y: y.max(1),
+    "windows": lambda y: max_pool(y, (1, 2, 2, 1), (1, 2, 2, 1), ((0, 0),) * 4),
+}
+
+
+@pytest.mark.parametrize("batch", [1, 6, 7])
+@pytest.mark.parametrize("channels", [1, 4], ids=["one channel", "depthwise"])
+@pytest.mark.parametrize("pool", list(POOLS.values()), ids=list(POOLS))
+def test_the_largest_keeps_its_gradient(pool, channels, batch):
+    # XLA may compute anew what it fuses, each time rounded otherwise.
+    x, w = normal(0, batch, 28, 28, channels), normal(1, 3, 3, 1, 8)
+
+    def gradient(convolve):
+        def loss(w):
+            y = convolve(x, w, (1, 1), "SAME", None, None, NHWC, channels)
+            return jnp.sum(pool(jax.nn.relu(y * 0.3 + 0.1)) ** 2)
+
+        return jax.grad(loss)
+
+    np.testing.assert_allclose(*both(gradient, w), rtol=2e-4)
+    jaxpr = jax.make_jaxpr(gradient(conv_general_dilated))(w)
+    assert "scan" in str(jaxpr)  # What a loop gives is computed once.

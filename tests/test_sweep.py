@@ -113,10 +113,10 @@ def test_the_table_of_a_sweep(swept):
 
 
 def test_a_sweep_again_compiles_nothing(tiny_dataset):
-    events = Counter()
+    events, listening = Counter(), True
 
     def count(event, duration, **details):
-        if event == "/jax/core/compile/backend_compile_duration":
+        if listening and event == "/jax/core/compile/backend_compile_duration":
             events[details.get("fun_name", "?")] += 1
 
     class Net(nn.Module):
@@ -144,7 +144,7 @@ def test_a_sweep_again_compiles_nothing(tiny_dataset):
         events.clear()
         second = run(fresh_task(), space(**both), jp.Hyperband(9), seed=9, **options)
     finally:
-        jax.monitoring.unregister_event_duration_listener(count)
+        listening = False  # A listener can be taken back in newer releases alone.
     names = {
         name.removeprefix("jit(").removesuffix(")"): n for name, n in compiled.items()
     }
