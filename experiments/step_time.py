@@ -16,7 +16,7 @@ in one process, the median of `--repeats` rounds:
   lanes of all workers are busy: `packed` at 16 lanes and 2 workers trains 32 trials;
 - `auto`: what the planner takes for as many trials, in packs as wide as it likes.
 
-Times are those of a lane-step: one training step of one trial. Expect about five
+Times are those of a lane-step: one training step of one trial. Expect about seven
 minutes for the default models on two CPU cores.
 """
 

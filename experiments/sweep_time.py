@@ -31,7 +31,7 @@ The bound is what free packing could give, lanes that cost nothing: all epochs o
 those of the longest chain of rungs that must follow each other. It is a bound on
 packing alone: workers on more cores and fewer dispatches come on top.
 
-Expect about eight minutes for the default sweeps on two CPU cores.
+Expect about six minutes for the default sweeps on two CPU cores.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ _derivative.defvjp(_forward, _backward)
 
 def _output(geometry: _Geometry, x: jax.Array, w: jax.Array) -> jax.Array:
     g = geometry
-    # One channel is several times faster so, and fused with what follows it.
+    # One channel is several times faster so.
     if g.groups > 1 or (x.shape[3] == 1 and math.prod(g.kernel) <= _MAX_SHIFTS):
         return _by_parts(lambda x: _shifted_sum(g, x, w), x)
     return _convolve(g)(x, w)
